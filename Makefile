@@ -77,7 +77,7 @@ setup: $(VENV)/.semel $(VENV)/.servers
 # --- servers ------------------------------------------------------------------------------------
 
 servers: $(VENV)/.servers
-	@$(BIN)/python tests/support/provision.py
+	@PYTHONPATH=tests $(BIN)/python -m support.provision
 
 # --- what CI runs -------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ test: $(VENV)/.semel servers
 # --- longer runs --------------------------------------------------------------------------------
 
 matrix: $(VENV)/.semel $(VENV)/.matrix
-	@$(BIN)/python tests/support/provision.py --all
+	@PYTHONPATH=tests $(BIN)/python -m support.provision --all
 	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  -m contract --engines=all $(ARGS)
 

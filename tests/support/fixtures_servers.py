@@ -1,0 +1,183 @@
+"""Fixtures for real servers, each started when the first test asks for it.
+
+A test takes a URL (`redis_url`, `postgres_url` ...) and gets an empty store on a running server.
+A test that wants to hurt the server takes the server too (`redis_server.kill()`); whatever
+it did is undone before the next test. Servers belong to one pytest worker, so tests never share.
+
+    SEMEL_TEST_REQUIRE=redis,postgres    a server that is missing ends the run
+    --engines=all                        redis_url and postgres_url once per version found
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from support import binaries, process, servers
+
+REQUIRED = "SEMEL_TEST_REQUIRE"
+ENGINES = "SEMEL_TEST_ENGINES"
+
+VERSIONED = {"redis_server": ("redis", "valkey"), "postgres_server": ("postgres",)}
+"""The fixtures that `--engines=all` repeats, and the kinds of server each can stand on."""
+
+Server = TypeVar("Server")
+
+
+# --- what is here -------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engines",
+        choices=("default", "all"),
+        default=os.environ.get(ENGINES, "default"),
+        help="run tests on redis_url and postgres_url once for every version found",
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # the controller has looked already
+    process.sweep()
+    required = {kind for kind in os.environ.get(REQUIRED, "").split(",") if kind}
+    if unknown := required - set(binaries.KINDS):
+        raise pytest.UsageError(f"{REQUIRED} names no server of ours: {', '.join(sorted(unknown))}")
+    if absent := required & set(binaries.missing()):
+        hints = "\n".join(f"  {kind}: {binaries.HOW_TO_GET[kind]}" for kind in sorted(absent))
+        raise pytest.UsageError(f"{REQUIRED} asks for servers that are not here:\n{hints}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("engines") == "all":
+        found = [binary for kind in binaries.KINDS for binary in binaries.engines(kind)]
+    else:
+        found = [binary for kind in binaries.KINDS for binary in binaries.candidates(kind)[:1]]
+    return "servers: " + (", ".join(map(str, found)) or "none")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if absent := binaries.missing():
+        terminalreporter.section("SERVERS NOT AVAILABLE", sep="!", red=True, bold=True)
+        for kind in absent:
+            terminalreporter.line(f"{kind}: its tests were skipped. {binaries.HOW_TO_GET[kind]}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("engines") != "all":
+        return
+    for fixture, kinds in VERSIONED.items():
+        if fixture in metafunc.fixturenames and (found := binaries.engines(*kinds)):
+            labels = [binary.label for binary in found]
+            metafunc.parametrize(fixture, found, ids=labels, indirect=True, scope="session")
+
+
+def _or_skip(start: Callable[[], Server]) -> Server:
+    try:
+        return start()
+    except binaries.Unavailable as absent:
+        pytest.skip(str(absent))
+
+
+# --- servers, one per worker --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[servers.RedisServer]:
+    """A real Redis; with `--engines=all`, every Redis and Valkey in turn."""
+    engine = getattr(request, "param", None)
+    server = _or_skip(lambda: servers.start_redis(engine))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[servers.RedisServer]:
+    server = _or_skip(lambda: servers.start_redis(binaries.find("valkey")))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[servers.RedisCluster]:
+    """Three masters, no replicas."""
+    cluster = _or_skip(servers.start_redis_cluster)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel() -> Iterator[servers.RedisSentinel]:
+    """A master and a replica under three sentinels."""
+    group = _or_skip(servers.start_redis_sentinel)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[servers.PostgresServer]:
+    engine = getattr(request, "param", None)
+    server = _or_skip(lambda: servers.start_postgres(engine))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[servers.MariaDBServer]:
+    server = _or_skip(servers.start_mariadb)
+    yield server
+    server.stop()
+
+
+# --- an empty store for one test ----------------------------------------------------------------
+
+
+@pytest.fixture
+def redis_url(redis_server: servers.RedisServer) -> str:
+    return _emptied(redis_server)
+
+
+@pytest.fixture
+def valkey_url(valkey_server: servers.RedisServer) -> str:
+    return _emptied(valkey_server)
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
+    return _emptied(redis_cluster)
+
+
+@pytest.fixture
+def redis_sentinel_url(redis_sentinel: servers.RedisSentinel) -> str:
+    return _emptied(redis_sentinel)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: servers.PostgresServer) -> Iterator[str]:
+    yield from _database(postgres_server)
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: servers.MariaDBServer) -> Iterator[str]:
+    yield from _database(mariadb_server)
+
+
+def _emptied(
+    server: servers.RedisServer | servers.RedisCluster | servers.RedisSentinel,
+) -> str:
+    server.ensure_running()
+    server.empty()
+    return server.url
+
+
+def _database(server: servers.PostgresServer | servers.MariaDBServer) -> Iterator[str]:
+    server.ensure_running()
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    server.create_database(name)
+    yield server.url(name)
+    server.ensure_running()
+    server.drop_database(name)

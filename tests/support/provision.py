@@ -1,0 +1,115 @@
+"""`python -m support.provision [--all]`: get the servers that no wheel carries, without root.
+
+Debian's own signed packages are downloaded by apt-get and unpacked below ~/.cache/semel-servers.
+Nothing is installed: no service, no system user, no package lock. With `--all`, PostgreSQL comes
+too, as a second version beside the wheel's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from support import binaries
+
+PACKAGES = {
+    "redis": ["redis-server"],
+    "mariadb": ["mariadb-server-core", "mariadb-client-core"],
+    "postgres": ["postgresql-15"],
+}
+
+BASE = binaries.CACHE / "deb"
+UNPACKING = BASE / "unpacking"
+"""There while packages are being unpacked; left behind when that was interrupted."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    wanted = _wanted(everything="--all" in arguments)
+    if wanted and shutil.which("apt-get") and shutil.which("dpkg-deb"):
+        _fetch(wanted)
+    for kind in binaries.KINDS:
+        found = ", ".join(map(str, binaries.candidates(kind)))
+        print(f"{kind:9} {found or 'MISSING. To get it: ' + binaries.HOW_TO_GET[kind]}")
+    return 0
+
+
+def _wanted(*, everything: bool) -> list[str]:
+    """The kinds to fetch: what only a wheel has, or nobody, or an unpacking that was cut short."""
+    broken = UNPACKING.exists()
+    wanted = []
+    for kind in ("redis", "mariadb"):
+        sources = {binary.source for binary in binaries.candidates(kind)}
+        if not sources & ({"env", "path"} if broken else {"env", "path", "deb"}):
+            wanted.append(kind)
+    if len(binaries.engines("postgres")) < (2 if everything else 1):
+        wanted.append("postgres")
+    return wanted
+
+
+def _fetch(kinds: list[str]) -> None:
+    packages = [package for kind in kinds for package in PACKAGES[kind]]
+    start = time.monotonic()
+    try:
+        unpack(packages)
+    except subprocess.CalledProcessError as error:
+        print(f"apt-get could not download {', '.join(packages)}:\n{error.stderr.strip()[-500:]}")
+    else:
+        print(f"unpacked {', '.join(packages)} in {time.monotonic() - start:.1f} s")
+
+
+def unpack(packages: list[str]) -> None:
+    """Download these packages with what they need and unpack them."""
+    archives = BASE / "cache" / "archives"
+    for folder in (BASE / "lists" / "partial", archives / "partial", BASE / "log"):
+        folder.mkdir(parents=True, exist_ok=True)
+    binaries.DEB_ROOT.mkdir(exist_ok=True)
+    with (BASE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be setting themselves up at once
+        _apt_get("update")
+        _apt_get("install", "-y", "--no-install-recommends", "--download-only", *packages)
+        UNPACKING.touch()
+        for deb in sorted(archives.glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", deb, binaries.DEB_ROOT], check=True)
+            deb.unlink()
+        UNPACKING.unlink()
+        shutil.rmtree(BASE / "lists")
+
+
+def _apt_get(*words: str) -> None:
+    """apt-get with every folder it writes to moved to ours, so that it needs no privilege."""
+    options = {
+        "Dir::State::Lists": BASE / "lists",
+        "Dir::State::extended_states": BASE / "extended_states",
+        "Dir::Cache": BASE / "cache",
+        "Dir::Log": BASE / "log",
+        "Debug::NoLocking": "1",
+        "APT::Sandbox::User": "",
+        "Acquire::Retries": "3",
+        **_sources(),
+    }
+    settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    subprocess.run(
+        ["apt-get", "-qq", *settings, *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LC_ALL": "C"},
+    )
+
+
+def _sources() -> dict[str, str]:
+    """Only the distribution's own archive, where it has a file to itself: others may be down."""
+    own = Path("/etc/apt/sources.list.d/debian.sources")
+    if not own.exists():
+        return {}
+    return {"Dir::Etc::SourceParts": "-", "Dir::Etc::SourceList": str(own)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,449 @@
+"""Private real servers: Redis, Valkey, a cluster, a Sentinel set, PostgreSQL, MariaDB.
+
+Every server listens on 127.0.0.1 only, on a port of its own, with its data in a folder of its
+own, and belongs to the process that started it. Settings are the fast ones that still keep every
+acknowledged write through a SIGKILL. None of this says anything about power loss.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import binaries
+from support.binaries import Binary
+from support.process import (
+    HOST,
+    Identity,
+    ServerProcess,
+    free_port,
+    new_folder,
+    not_root,
+    wait_until,
+    works,
+)
+
+# --- Redis and Valkey ---------------------------------------------------------------------------
+
+SENTINEL_NAME = "mm"
+SLOTS = 16_384
+
+
+class RedisServer(ServerProcess):
+    """One Redis-like server, or a sentinel, which speaks the same protocol."""
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def probe(self) -> None:
+        command(self.port, "PING")
+
+    def empty(self) -> None:
+        """Forget every key and every loaded script."""
+        command(self.port, "FLUSHALL")
+        command(self.port, "SCRIPT", "FLUSH")
+
+
+def start_redis(binary: Binary | None = None, *settings: str) -> RedisServer:
+    """A single server. `settings` are further words for its command line."""
+    binary = binary or binaries.find("redis")
+    folder, port = new_folder(binary.kind), free_port()
+    words = [
+        *("--port", str(port), "--bind", HOST, "--dir", str(folder), "--daemonize", "no"),
+        *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+        *("--repl-diskless-sync-delay", "0"),  # a replica is in step after 0.1 s instead of 5
+        *settings,
+    ]
+    return RedisServer(binary, words, port, folder).start()
+
+
+def command(port: int, *words: str | int, timeout_s: float = 5.0) -> Any:
+    """One command to one Redis-like server, without a driver, its pool or its retries."""
+    encoded = [str(word).encode() for word in words]
+    request = b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in encoded)
+    with socket.create_connection((HOST, port), timeout_s) as connection:
+        connection.settimeout(timeout_s)
+        connection.sendall(request)
+        with connection.makefile("rb") as replies:
+            return _read_reply(replies.readline, replies.read)
+
+
+def _read_reply(line: Callable[[], bytes], read: Callable[[int], bytes]) -> Any:
+    head = line()
+    if not head:
+        raise ConnectionError("the server closed the connection")
+    kind, rest = head[:1], head[1:-2].decode()
+    if kind == b"-":
+        raise RuntimeError(rest)
+    if kind == b":":
+        return int(rest)
+    if kind == b"$":
+        return None if rest == "-1" else read(int(rest) + 2)[:-2].decode()
+    if kind == b"*":
+        return [_read_reply(line, read) for _ in range(int(rest))]
+    return rest
+
+
+# --- Redis Cluster ------------------------------------------------------------------------------
+
+
+@dataclass
+class RedisCluster:
+    """Masters that share the slots, without replicas: a killed one is missed until it restarts."""
+
+    nodes: list[RedisServer]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{HOST}:{self.nodes[0].port}"
+
+    def ensure_running(self) -> None:
+        for node in self.nodes:
+            node.ensure_running()
+        wait_until(self._whole, "the cluster to cover all slots")
+
+    def empty(self) -> None:
+        for node in self.nodes:
+            node.empty()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def _whole(self) -> bool:
+        known = f"cluster_known_nodes:{len(self.nodes)}\r\n"
+        answers = [command(node.port, "CLUSTER", "INFO") for node in self.nodes]
+        return all("cluster_state:ok\r\n" in answer and known in answer for answer in answers)
+
+
+def start_redis_cluster(binary: Binary | None = None, *, masters: int = 3) -> RedisCluster:
+    """A cluster, joined over the protocol. It takes 2 s: Redis waits that long before it serves."""
+    cluster_mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+    cluster = RedisCluster([])
+    try:
+        for _ in range(masters):
+            cluster.nodes.append(start_redis(binary, *cluster_mode))
+        _join(cluster)
+        cluster.ensure_running()
+    except BaseException:
+        cluster.stop()
+        raise
+    return cluster
+
+
+def _join(cluster: RedisCluster) -> None:
+    ports = [node.port for node in cluster.nodes]
+    for index, port in enumerate(ports):
+        first, end = (SLOTS * bound // len(ports) for bound in (index, index + 1))
+        command(port, "CLUSTER", "ADDSLOTS", *range(first, end))
+        command(port, "CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+    for port in ports[1:]:
+        command(ports[0], "CLUSTER", "MEET", HOST, port)
+
+
+# --- Redis Sentinel -----------------------------------------------------------------------------
+
+
+@dataclass
+class RedisSentinel:
+    """Two data servers, one copying the other, and three sentinels that choose the master."""
+
+    data: list[RedisServer]
+    sentinels: list[RedisServer]
+
+    @property
+    def url(self) -> str:
+        addresses = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{addresses}/{SENTINEL_NAME}"
+
+    @property
+    def master(self) -> RedisServer:
+        """The server the sentinels call master just now."""
+        words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SENTINEL_NAME)
+        _, port = command(self.sentinels[0].port, *words)
+        return next(server for server in self.data if server.port == int(port))
+
+    @property
+    def replica(self) -> RedisServer:
+        """The other one."""
+        master = self.master
+        return next(server for server in self.data if server is not master)
+
+    def ensure_running(self) -> None:
+        for server in self.data:
+            server.ensure_running()
+        for sentinel in self.sentinels:
+            sentinel.ensure_running()
+        wait_until(self._agreed, "the sentinels to agree on a master")
+        # The sentinels would get round to this too, some ten seconds later.
+        command(self.replica.port, "REPLICAOF", HOST, self.master.port)
+        wait_until(self._in_step, "the replica to be in step")
+
+    def empty(self) -> None:
+        self.master.empty()
+
+    def stop(self) -> None:
+        for sentinel in self.sentinels:
+            sentinel.stop()
+        for server in self.data:
+            server.stop()
+
+    def _agreed(self) -> bool:
+        try:
+            return (
+                len({self._view(sentinel) for sentinel in self.sentinels}) == 1 and self._in_step()
+            )
+        except (OSError, _NotYet):
+            return False
+
+    def _view(self, sentinel: RedisServer) -> str:
+        """The master's port as one sentinel sees it, once it sees everybody and no trouble."""
+        answer = command(sentinel.port, "SENTINEL", "MASTER", SENTINEL_NAME)
+        state = dict(zip(answer[::2], answer[1::2], strict=True))
+        everybody = (str(len(self.sentinels) - 1), str(len(self.data) - 1))
+        if (state["num-other-sentinels"], state["num-slaves"]) != everybody:
+            raise _NotYet
+        if state["flags"] != "master":
+            raise _NotYet
+        return str(state["port"])
+
+    def _in_step(self) -> bool:
+        replication = command(self.replica.port, "INFO", "replication")
+        to_master = f"master_port:{self.master.port}\r\n"
+        return "master_link_status:up\r\n" in replication and to_master in replication
+
+
+class _NotYet(Exception):  # noqa: N818 - not an error
+    """The sentinels are still finding each other."""
+
+
+def start_redis_sentinel(binary: Binary | None = None) -> RedisSentinel:
+    """A master, a replica and three sentinels that fail over after half a second of silence."""
+    binary = binary or binaries.find("redis")
+    group = RedisSentinel([], [])
+    try:
+        group.data.append(start_redis(binary))
+        port = group.data[0].port
+        group.data.append(start_redis(binary, "--replicaof", HOST, str(port)))
+        for _ in range(3):
+            group.sentinels.append(_start_sentinel(binary, master_port=port))
+        group.ensure_running()
+    except BaseException:
+        group.stop()
+        raise
+    return group
+
+
+def _start_sentinel(binary: Binary, *, master_port: int) -> RedisServer:
+    folder, port = new_folder("sentinel"), free_port()
+    settings = folder / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\n"
+        f"bind {HOST}\n"
+        f"dir {folder}\n"
+        f"sentinel monitor {SENTINEL_NAME} {HOST} {master_port} 2\n"
+        f"sentinel down-after-milliseconds {SENTINEL_NAME} 500\n"
+        f"sentinel failover-timeout {SENTINEL_NAME} 3000\n"
+    )
+    return RedisServer(binary, [str(settings), "--sentinel"], port, folder).start()
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------
+
+POSTGRES_SETTINGS = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",  # socket paths are limited to 107 bytes; TCP is not
+    "fsync": "off",  # the page cache outlives a killed process
+    "full_page_writes": "off",
+    "synchronous_commit": "on",  # off loses acknowledged commits on SIGKILL
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "log_min_messages": "warning",
+}
+
+
+class PostgresServer(ServerProcess):
+    """One PostgreSQL cluster; the superuser is `postgres`, trusted from here."""
+
+    stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
+
+    def probe(self) -> None:
+        import psycopg
+
+        psycopg.connect(self.url(), connect_timeout=2).close()
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        """One statement outside any transaction, as CREATE DATABASE demands."""
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True, connect_timeout=10) as connection:
+            connection.execute(statement.encode())
+
+    def create_database(self, name: str) -> None:
+        self.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+
+    def drop_database(self, name: str) -> None:
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def start_postgres(binary: Binary | None = None) -> PostgresServer:
+    binary = binary or binaries.find("postgres")
+    folder, port, identity = new_folder("postgres"), free_port(), not_root()
+    if identity.uid is not None:
+        os.chown(folder, identity.uid, identity.uid)
+        binary = _reachable(binary, identity)
+    data = folder / "data"
+    _run(
+        binary.path.parent / "initdb",
+        *("-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"),
+        *("--no-locale", "--no-sync", "--no-instructions"),
+        env=binary.environment(),
+        identity=identity,
+    )
+    settings = POSTGRES_SETTINGS | {"port": str(port)}
+    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    words = ["-D", str(data), *options]
+    return PostgresServer(binary, words, port, folder, identity).start()
+
+
+def _reachable(binary: Binary, identity: Identity) -> Binary:
+    """The same program where nobody can reach it: a wheel under /root is behind a closed door."""
+    if works([str(binary.path), "--version"], env=binary.environment(), **identity.popen):
+        return binary
+    package = binary.path.parents[2]
+    copies = Path(tempfile.gettempdir()) / f"semel-postgres-{binary.path.stat().st_mtime_ns}"
+    if not copies.exists():
+        parts = Path(tempfile.mkdtemp(dir=copies.parent))
+        parts.chmod(0o755)
+        for part in (package, package.with_name(f"{package.name}.libs")):
+            if part.exists():
+                shutil.copytree(part, parts / part.name, symlinks=True)
+        parts.rename(copies)
+    path = copies / binary.path.relative_to(package.parent)
+    return Binary(binary.kind, path, binary.source)
+
+
+# --- MariaDB ------------------------------------------------------------------------------------
+
+
+class MariaDBServer(ServerProcess):
+    """One MariaDB server; `root` needs no password from here."""
+
+    def probe(self) -> None:
+        import pymysql
+
+        pymysql.connect(host=HOST, port=self.port, user="root", connect_timeout=2).close()
+
+    def url(self, database: str = "mysql") -> str:
+        return f"mysql://root@{HOST}:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        """One statement on a connection of its own."""
+        import pymysql
+
+        with (
+            pymysql.connect(host=HOST, port=self.port, user="root") as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+
+    def create_database(self, name: str) -> None:
+        self.execute(f"CREATE DATABASE {name}")
+
+    def drop_database(self, name: str) -> None:
+        self._end_connections(name)
+        self.execute(f"DROP DATABASE IF EXISTS {name}")
+
+    def _end_connections(self, database: str) -> None:
+        """A transaction left open would hold DROP DATABASE up; PostgreSQL has FORCE for this."""
+        import pymysql
+
+        with (
+            pymysql.connect(host=HOST, port=self.port, user="root") as connection,
+            connection.cursor() as cursor,
+        ):
+            query = "SELECT id FROM information_schema.processlist WHERE db = %s"
+            cursor.execute(query, (database,))
+            for (number,) in cursor.fetchall():
+                _ignoring_absent(cursor, f"KILL {number:d}")
+
+
+def _ignoring_absent(cursor: Any, statement: str) -> None:
+    import pymysql
+
+    try:
+        cursor.execute(statement)
+    except pymysql.err.OperationalError as error:
+        if error.args[0] != 1094:  # unknown thread id: it has just left by itself
+            raise
+
+
+def start_mariadb(binary: Binary | None = None) -> MariaDBServer:
+    binary = binary or binaries.find("mariadb")
+    folder, port = new_folder("mariadb"), free_port()
+    base = binary.path.resolve().parent.parent
+    ours = [
+        "--no-defaults",
+        f"--basedir={base}",
+        f"--datadir={folder / 'data'}",
+        *(["--user=root"] if os.geteuid() == 0 else []),  # it runs as root only when told to
+    ]
+    _run(
+        base / "bin" / "mariadb-install-db",
+        *ours,
+        *("--skip-test-db", "--auth-root-authentication-method=normal"),
+        env=binary.environment(),
+    )
+    settings = [
+        f"--port={port}",
+        f"--bind-address={HOST}",
+        f"--socket={folder / 'socket'}",
+        f"--pid-file={folder / 'pid'}",
+        f"--tmpdir={folder}",
+        "--skip-name-resolve",
+        "--innodb-flush-log-at-trx-commit=2",  # written at commit: outlives a SIGKILL
+        "--sync-binlog=0",
+        "--innodb-buffer-pool-size=64M",
+        "--character-set-server=utf8mb4",
+        "--max-connections=300",
+        *_mariadb_share(base),
+    ]
+    return MariaDBServer(binary, [*ours, *settings], port, folder).start()
+
+
+def _mariadb_share(base: Path) -> Iterator[str]:
+    """The paths compiled into an unpacked Debian package point to where it was not installed."""
+    share = base / "share" / "mysql"
+    if share.exists():
+        yield f"--lc-messages-dir={share}"
+        yield f"--character-sets-dir={share / 'charsets'}"
+        yield f"--plugin-dir={base / 'lib' / 'mysql' / 'plugin'}"
+
+
+def _run(
+    program: Path, *words: str, env: Mapping[str, str], identity: Identity | None = None
+) -> None:
+    """A set-up step that must succeed; its last words are the error."""
+    identity = identity or Identity()
+    done = subprocess.run(
+        [*identity.prefix, str(program), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        **identity.popen,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{program.name} failed:\n{(done.stdout + done.stderr)[-1500:]}")
