@@ -284,3 +284,18 @@ def test_servers_listen_on_this_machine_only(redis_server):
     assert process.HOST == "127.0.0.1"
     with socket.create_connection((process.HOST, redis_server.port)) as connection:
         assert connection.getpeername()[0] == "127.0.0.1"
+
+
+@pytest.mark.contract
+def test_every_redis_engine_runs_scripts(redis_url, redis_server):
+    script = "return redis.call('INCR', KEYS[1])"
+    assert servers.command(redis_server.port, "EVAL", script, 1, "k") == 1
+    assert redis_server.binary.version in servers.command(redis_server.port, "INFO", "server")
+
+
+@pytest.mark.contract
+def test_every_postgres_is_the_version_it_says(postgres_url, postgres_server):
+    with psycopg.connect(postgres_url) as connection:
+        row = connection.execute("SHOW server_version").fetchone()
+    assert row
+    assert row[0].startswith(postgres_server.binary.version)
