@@ -1,0 +1,652 @@
+"""One guarded call, from asking to recording: the flow, written once for both colours.
+
+A call asks the ledger for the right to run. It runs and records how it ended, or it replays what
+was recorded, or it is told why it can do neither. The gaps, and how each ends if the process
+dies there, are listed in docs/explanation/guarantees.md; the one that no record can close lies
+between the effect and `complete`, and `on_crash` says what to do about it.
+
+What is easy to get wrong: a caller may be cut off at any await. Every verb can be repeated, so
+whatever was cut off is done again, shielded, before the cut is let through.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from semel import keys
+from semel.codec import DecodingError, EncodingError, decode_error, encode_error
+from semel.colour import ASYNC, Colour, Timer
+from semel.errors import (
+    ClaimLostError,
+    CorruptRecordError,
+    DuplicateExecutionError,
+    IdempotencyConflictError,
+    InProgressError,
+    OutcomeUnknownError,
+    ResultLostError,
+    SemelError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.policy import CannotTell, Policy, Recovered, Retry
+from semel.ports import StoreLedger
+from semel.values import (
+    Answer,
+    Busy,
+    Claim,
+    Done,
+    Kept,
+    Key,
+    Lost,
+    Mismatch,
+    Orphan,
+    Outcome,
+    Verdict,
+    Won,
+)
+from semel.waiting import ROOM
+
+log = logging.getLogger("semel")
+
+# A waiter in front asks soon at first, since most calls are short, and then ever more rarely.
+FIRST_POLL_S = 0.01
+LAST_POLL_S = 0.25
+
+# Renewing three times per lease: two renewals in a row may fail before the lease is at risk.
+RENEWALS_PER_LEASE = 3
+
+
+class Attempt:
+    """One try at an effect, as its own body sees it."""
+
+    __slots__ = (
+        "_active",
+        "_asked",
+        "_call",
+        "_claim",
+        "_key",
+        "_parent",
+        "_steps",
+        "_stepping",
+        "_value",
+        "lost",
+    )
+
+    def __init__(self, key: Key, claim: Claim | None, call: Call) -> None:
+        self._key = key
+        self._claim = claim
+        self._call = call
+        self._parent = _current.get()
+        self._active = claim is not None
+        self._asked = False
+        self._value: Any = None
+        self._steps: dict[str, bytes] = {}
+        self._stepping: set[str] = set()
+        self.lost = False
+
+    @property
+    def key(self) -> str:
+        """The key, readable."""
+        return self._key.text
+
+    @property
+    def tenant(self) -> str:
+        return self._key.tenant
+
+    @property
+    def operation(self) -> str:
+        return self._key.operation
+
+    @property
+    def fence(self) -> int:
+        """Grows with every holder of this key; hand it to whatever can compare it."""
+        return self._claim.fence if self._claim else 0
+
+    @property
+    def number(self) -> int:
+        """Which try this is, from 1."""
+        return self._claim.number if self._claim else 0
+
+    @property
+    def replayed(self) -> bool:
+        """Did it happen before? Only `once` with on_duplicate="return" or "wait" shows a True."""
+        self._asked = True
+        return self._claim is None
+
+    @property
+    def result(self) -> Any:
+        """What was recorded, on a replay; what `done` was given, else."""
+        return self._value
+
+    def done(self, value: Any) -> None:
+        """Set the result that `once` records when the block ends."""
+        self._value = value
+
+    def child_key(self, name: str) -> str:
+        """A key for a receiver of your own calls: the same over every attempt at this effect.
+
+        Hand it to a payment provider as its idempotency key, one name per call you make.
+        """
+        return keys.child_key(self._key.id, name)
+
+    def raise_if_lost(self) -> None:
+        """Stop here if somebody took over meanwhile; worth asking before each costly part."""
+        if self.lost:
+            raise ClaimLostError(
+                f"the claim on {self.key!r} was taken over; stop, and let the new holder finish",
+                key=self.key,
+            )
+
+    def __repr__(self) -> str:
+        return f"Attempt(key={self.key!r}, number={self.number}, fence={self.fence})"
+
+
+_current: contextvars.ContextVar[Attempt | None] = contextvars.ContextVar(
+    "semel_attempt", default=None
+)
+
+
+def current() -> Attempt:
+    """The attempt whose body is running right now."""
+    attempt = _current.get()
+    if attempt is None:
+        raise SettingsError(
+            "no guarded call is running here; call this inside an @idempotent function or a "
+            "`with once(...)` block"
+        )
+    return attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An error on its way to the caller.
+
+    Carried as a value, because a coroutine cannot raise StopIteration: Python would turn it
+    into a RuntimeError.
+    """
+
+    error: BaseException
+
+
+class Call:
+    """One guarded call: `ask`, then `perform` or `replay`."""
+
+    __slots__ = (
+        "_attempt_id",
+        "_deadline",
+        "_fingerprint",
+        "_ledger",
+        "_started",
+        "_timer",
+        "attempt",
+        "colour",
+        "key",
+        "policy",
+    )
+
+    def __init__(
+        self, policy: Policy, ledger: StoreLedger, colour: Colour, key: Key, fingerprint: bytes
+    ) -> None:
+        self.policy = policy
+        self.colour = colour
+        self.key = key
+        self.attempt: Attempt | None = None
+        self._ledger = ledger
+        self._fingerprint = fingerprint
+        self._attempt_id = keys.new_attempt()
+        self._deadline = 0.0
+        self._started = 0.0
+        self._timer: Timer | None = None
+
+    # --- asking -------------------------------------------------------------------------------
+
+    async def ask(self) -> Won | Done:
+        """Claim the key, waiting for it if the policy says so; every other answer is raised."""
+        if _current.get() is not None:
+            self._refuse_recursion()
+        answer = await self._claim()
+        if isinstance(answer, Busy) and self.policy.on_duplicate == "wait":
+            answer = await self._wait(answer)
+        match answer:
+            case Won() | Done():
+                return answer
+            case Busy():
+                raise self._in_progress(answer)
+            case Mismatch():
+                raise self._conflict(answer)
+            case Orphan():
+                raise self._unknown(answer)
+
+    def _refuse_recursion(self) -> None:
+        outer = _current.get()
+        while outer is not None:
+            if outer._active and outer._key.id == self.key.id:
+                raise InProgressError(
+                    f"{self.key.text!r} is held by this very call chain; a guarded call cannot "
+                    "wait for itself. Give the inner call a key of its own",
+                    key=self.key.text,
+                    retry_after=0.0,
+                )
+            outer = outer._parent
+
+    async def _claim(self) -> Answer:
+        # The lease is measured from before the claim is sent: the store's starts later.
+        sent = self.colour.now()
+        try:
+            answer = await self._ledger.claim(
+                self.key,
+                attempt=self._attempt_id,
+                fingerprint=self._fingerprint,
+                terms=self.policy.terms,
+            )
+        except Exception:
+            raise
+        except BaseException:
+            # Cut off in the middle of asking: the claim may be ours without our knowing it.
+            await self.colour.shield(self._withdraw())
+            raise
+        self._started = sent
+        self._deadline = sent + self.policy.terms.lease_s
+        return answer
+
+    async def _withdraw(self) -> None:
+        claim = Claim(self.key, self._attempt_id, self._fingerprint, self.policy.terms)
+        await self._tidy(self._ledger.release(claim, error="cut off before it began"))
+        ROOM.ring(self.key.id)
+
+    async def _wait(self, answer: Answer) -> Answer:
+        until = self.colour.now() + self.policy.wait_s
+        poll_s = FIRST_POLL_S
+        waiter = self.colour.waiter()
+        with ROOM.seat(self.key.id, self._ledger, waiter, self.policy.max_waiters) as seat:
+            while isinstance(answer, Busy):
+                left_s = until - self.colour.now()
+                if left_s <= 0:
+                    return answer
+                rung = await waiter.wait(min(left_s, poll_s) if seat.in_front else left_s)
+                if rung or seat.in_front:
+                    answer = await self._claim()
+                poll_s = min(poll_s * 1.6, LAST_POLL_S)
+        if not isinstance(answer, Won):
+            ROOM.ring(self.key.id)
+        return answer
+
+    def _in_progress(self, answer: Busy) -> InProgressError:
+        return InProgressError(
+            f"{self.key.text!r} is being worked on right now; ask again in "
+            f"{answer.left_s:.1f}s at the latest, or use on_duplicate='wait'",
+            key=self.key.text,
+            retry_after=answer.left_s,
+        )
+
+    def _conflict(self, answer: Mismatch) -> IdempotencyConflictError:
+        if answer.what == "operation":
+            what, advice = "for another operation", "or set per_operation=True"
+        else:
+            what, advice = "with other arguments", "or set fingerprint=None"
+        return IdempotencyConflictError(
+            f"{self.key.text!r} was used before {what}; nothing was run. Use a new key for a new "
+            f"effect, {advice}",
+            key=self.key.text,
+        )
+
+    def _unknown(self, orphan: Orphan) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"an attempt at {self.key.text!r} vanished at {orphan.since:%Y-%m-%d %H:%M:%S} UTC "
+            "and nobody knows whether its effect happened. Find out, then settle it with "
+            "`semel ledger resolve`",
+            key=self.key.text,
+        )
+
+    # --- replaying ----------------------------------------------------------------------------
+
+    def duplicate(self, done: Done) -> Any:
+        """What a duplicate gets: the recorded outcome, or the news that there is one."""
+        if self.policy.on_duplicate == "raise":
+            return Raised(self.duplicate_error(done))
+        return self.replay(done.outcome)
+
+    def duplicate_error(self, done: Done) -> DuplicateExecutionError:
+        result = self.replay(done.outcome) if done.outcome.kind == "value" else None
+        return DuplicateExecutionError(
+            f"{self.key.text!r} was done before; the first result is in this error's `result`",
+            key=self.key.text,
+            result=None if isinstance(result, Raised) else result,
+        )
+
+    def replay(self, outcome: Outcome) -> Any:
+        """The recorded value, or the recorded error as `Raised`."""
+        try:
+            match outcome.kind:
+                case "value":
+                    return self.policy.codec.decode(outcome.data)
+                case "error":
+                    return Raised(decode_error(outcome.data))
+                case "lost":
+                    return Raised(self._result_lost("could not be stored", outcome.data))
+        except DecodingError as error:
+            return Raised(self._result_lost("cannot be read", str(error).encode()))
+
+    def _result_lost(self, what: str, why: bytes) -> ResultLostError:
+        return ResultLostError(
+            f"{self.key.text!r} happened, but its result {what}: {why.decode(errors='replace')}",
+            key=self.key.text,
+        )
+
+    # --- running ------------------------------------------------------------------------------
+
+    async def perform(self, won: Won, body: Callable[[], Any]) -> Any:
+        """Run the body under the claim and record how it ended."""
+        attempt = self.begin(won)
+        token = _current.set(attempt)
+        try:
+            if won.orphan is not None and self.policy.recover is not None:
+                found = await self.recovered(won.orphan)
+                if found is not None:
+                    return await self.succeed(found.value)
+            try:
+                value = await body() if self.colour is ASYNC else body()
+            except Exception as error:
+                return await self.fail(error)
+            except BaseException as error:
+                await self.interrupt(error)
+                raise
+            return await self.succeed(value)
+        finally:
+            _current.reset(token)
+
+    def begin(self, won: Won) -> Attempt:
+        """Make the attempt, and keep its lease alive from now on."""
+        self.attempt = attempt = Attempt(self.key, won.claim, self)
+        if won.steps:
+            attempt._steps = dict(won.steps)
+        self._keep_lease(self.policy.terms.lease_s / RENEWALS_PER_LEASE)
+        return attempt
+
+    def _keep_lease(self, delay_s: float) -> None:
+        self._timer = self.colour.later(delay_s, self._renew)
+
+    async def _renew(self) -> None:
+        attempt, now = self.attempt, self.colour.now()
+        if attempt is None or not attempt._active or self._hung(now):
+            return
+        try:
+            verdict = await self._ledger.renew(self._claimed())
+        except StoreUnavailableError as error:
+            self._renew_soon(now, error)
+            return
+        if isinstance(verdict, Lost):
+            attempt.lost = attempt._active
+            return
+        self._deadline = max(self._deadline, now + self.policy.terms.lease_s)
+        if attempt._active:
+            self._keep_lease(self.policy.terms.lease_s / RENEWALS_PER_LEASE)
+
+    def _hung(self, now: float) -> bool:
+        if now - self._started <= self.policy.max_run_s:
+            return False
+        log.warning(
+            "semel: %r has run for more than max_run=%gs; its lease is no longer renewed",
+            self.key.text,
+            self.policy.max_run_s,
+        )
+        return True
+
+    def _renew_soon(self, now: float, error: StoreUnavailableError) -> None:
+        """One failed renewal is not a lost lease: try again until the real deadline."""
+        if now < self._deadline:
+            self._keep_lease(self.policy.terms.lease_s / (4 * RENEWALS_PER_LEASE))
+        else:
+            log.warning("semel: the lease on %r could not be renewed: %s", self.key.text, error)
+
+    def _claimed(self) -> Claim:
+        assert self.attempt is not None
+        assert self.attempt._claim is not None
+        return self.attempt._claim
+
+    async def recovered(self, orphan: Orphan) -> Recovered | None:
+        """After a crash, ask the world how it ended; None means run."""
+        try:
+            finding = await self._ask_the_world()
+            if isinstance(finding, CannotTell):
+                raise self._unknown(orphan)
+        except BaseException as error:
+            await self.interrupt(error)
+            raise
+        return finding if isinstance(finding, Recovered) else None
+
+    async def _ask_the_world(self) -> Recovered | Retry | CannotTell:
+        assert self.policy.recover is not None
+        assert self.attempt is not None
+        finding: Any = self.policy.recover(self.attempt)
+        if self.colour is ASYNC and inspect.isawaitable(finding):
+            finding = await finding
+        if isinstance(finding, (Recovered, Retry, CannotTell)):
+            return finding
+        raise SettingsError(
+            f"recover answered {finding!r}; answer Recovered(value), Retry() or CannotTell() "
+            "from semel.guard"
+        )
+
+    # --- recording ----------------------------------------------------------------------------
+
+    async def succeed(self, value: Any) -> Any:
+        """Record the value; the answer is it, or the winner's if somebody took over."""
+        try:
+            outcome = self._outcome(value)
+        except SettingsError as error:
+            return await self.fail(error)
+        try:
+            verdict = await self._settle(lambda: self._ledger.complete(self._claimed(), outcome))
+        except StoreUnavailableError as error:
+            return Raised(self._unrecorded(value, error))
+        if isinstance(verdict, Kept):
+            return value
+        if verdict.outcome is not None:
+            return self.replay(verdict.outcome)
+        return Raised(
+            ClaimLostError(
+                f"the claim on {self.key.text!r} was lost before its result could be recorded; "
+                "another attempt is, or will be, responsible for it",
+                key=self.key.text,
+                result=value,
+            )
+        )
+
+    def _unrecorded(self, value: Any, error: StoreUnavailableError) -> StoreUnavailableError:
+        unrecorded = StoreUnavailableError(
+            f"{self.key.text!r} happened, but that could not be recorded: {error}. What it "
+            "returned is in this error's `result`; a retry may repeat the effect",
+            happened=True,
+            result=value,
+        )
+        unrecorded.__cause__ = error
+        return unrecorded
+
+    def _outcome(self, value: Any) -> Outcome:
+        try:
+            data = self.policy.codec.encode(value)
+        except EncodingError as error:
+            self._refuse_unfinished(value)
+            return self._lost(str(error))
+        if len(data) > self.policy.max_result:
+            return self._lost(
+                f"it takes {len(data)} bytes, more than max_result={self.policy.max_result}"
+            )
+        return Outcome("value", data)
+
+    def _refuse_unfinished(self, value: Any) -> None:
+        """A coroutine or generator that came back is work not done yet, not a result."""
+        if inspect.iscoroutine(value):
+            value.close()
+        elif not (inspect.isawaitable(value) or inspect.isgenerator(value)):
+            return
+        raise SettingsError(
+            f"{self.key.operation} returned a {type(value).__name__}, which has not run yet; "
+            "guard the async function itself, or return a finished result"
+        )
+
+    def _lost(self, why: str) -> Outcome:
+        log.warning(
+            "semel: the result of %r cannot be stored, so a repeat of this call will raise "
+            "ResultLostError: %s",
+            self.key.text,
+            why,
+        )
+        return Outcome("lost", why.encode(errors="backslashreplace"))
+
+    async def fail(self, error: Exception) -> Any:
+        """Record the failure as the policy says; the answer is it, or a winner's outcome."""
+        try:
+            verdict = await self._settle(self._failure(error))
+        except StoreUnavailableError as trouble:
+            log.warning(
+                "semel: %r failed, and that could not be recorded: %s", self.key.text, trouble
+            )
+            return Raised(error)
+        if isinstance(verdict, Lost) and verdict.outcome is not None:
+            return self.replay(verdict.outcome)
+        return Raised(error)
+
+    def _failure(self, error: Exception) -> Callable[[], Coroutine[Any, Any, Verdict]]:
+        claim = self._claimed()
+        if self.policy.on_failure == "lock" and not isinstance(error, SettingsError):
+            outcome = Outcome("error", encode_error(error))
+            return lambda: self._ledger.complete(claim, outcome)
+        return lambda: self._ledger.release(claim, error=summary(error))
+
+    async def _settle(self, work: Callable[[], Coroutine[Any, Any, Verdict]]) -> Verdict:
+        """Write the ending down. Cut off meanwhile, write it again: twice is once."""
+        try:
+            return await self._insist(work)
+        except Exception:
+            raise
+        except BaseException:
+            await self.colour.shield(self._tidy(work()))
+            raise
+        finally:
+            self._end()
+
+    async def _insist(self, work: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """It has happened: keep trying to write it down until the lease is over."""
+        pause_s = 0.05
+        while True:
+            try:
+                return await work()
+            except CorruptRecordError:
+                raise
+            except StoreUnavailableError:
+                if self.colour.now() + pause_s > self._deadline:
+                    raise
+                await self.colour.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+
+    async def interrupt(self, error: BaseException) -> None:
+        """The body was cut off in the middle: a crash, as far as its effect is concerned."""
+        claim = self._claimed()
+        if self.policy.interrupted == "release":
+            work = self._ledger.release(claim, error=summary(error))
+        else:
+            work = self._ledger.renew(claim, lease_s=0)
+        self._end()
+        await self.colour.shield(self._tidy(work))
+        ROOM.ring(self.key.id)
+
+    async def _tidy(self, work: Coroutine[Any, Any, Verdict]) -> None:
+        try:
+            await work
+        except SemelError as error:
+            log.warning("semel: could not tidy up after %r: %s", self.key.text, error)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.attempt is not None:
+            self.attempt._active = False
+        ROOM.ring(self.key.id)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    async def step(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A recovery point: done once, replayed to later attempts."""
+        attempt = self.attempt
+        assert attempt is not None
+        if name in attempt._steps:
+            return self._replay_step(name, attempt._steps[name])
+        if name in attempt._stepping:
+            raise SettingsError(
+                f"step {name!r} is already running in this attempt; give each step its own name"
+            )
+        attempt.raise_if_lost()
+        attempt._stepping.add(name)
+        try:
+            value = fn(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await self._awaited_step(name, value)
+            await self._note(attempt, name, value)
+        except StopIteration as error:
+            return Raised(error)
+        finally:
+            attempt._stepping.discard(name)
+        return value
+
+    async def _awaited_step(self, name: str, value: Awaitable[Any]) -> Any:
+        if self.colour is ASYNC:
+            return await value
+        if inspect.iscoroutine(value):
+            value.close()
+        raise SettingsError(
+            f"step {name!r} is async, but the guarded function around it is not; make that "
+            "function async, or the step sync"
+        )
+
+    async def _note(self, attempt: Attempt, name: str, value: Any) -> None:
+        data = self._step_data(name, value)
+        verdict = await self._insist(lambda: self._ledger.note(self._claimed(), name, data))
+        if isinstance(verdict, Lost):
+            attempt.lost = True
+            attempt.raise_if_lost()
+        attempt._steps[name] = data
+
+    def _step_data(self, name: str, value: Any) -> bytes:
+        """The value with a tag in front: `v` for a value, `l` for one that could not be stored."""
+        try:
+            data = self.policy.codec.encode(value)
+            why = "" if len(data) <= self.policy.max_result else "it is larger than max_result"
+        except EncodingError as error:
+            data, why = b"", str(error)
+        if not why:
+            return b"v" + data
+        log.warning(
+            "semel: step %r of %r happened, but its result cannot be stored: %s",
+            name,
+            self.key.text,
+            why,
+        )
+        return b"l" + why.encode(errors="backslashreplace")
+
+    def _replay_step(self, name: str, data: bytes) -> Any:
+        if data[:1] == b"v":
+            return self.replay(Outcome("value", data[1:]))
+        return Raised(self._result_lost(f"of step {name!r} could not be stored", data[1:]))
+
+
+def summary(error: BaseException) -> str:
+    """An error in one line, for the record's story."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text[:1000]
+
+
+def unwrap(result: Any) -> Any:
+    """Return the result, or raise the error it carries."""
+    if type(result) is Raised:
+        raise result.error
+    return result

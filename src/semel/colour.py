@@ -1,0 +1,331 @@
+"""One body, two runners.
+
+Every flow is written once, as `async def` over ports. Async code awaits it. Sync code drives it
+with `run`: over a ledger of the sync colour nothing ever suspends, so the coroutine finishes in
+one `send(None)`, on the caller's own thread, with no event loop. What the two colours do
+differently, sleeping, waiting, keeping a lease alive, guarding against cancellation, is behind
+`Colour` and nowhere else.
+
+The easy mistake is to await something that suspends (an `asyncio` future, an async driver) in a
+flow of the sync colour. `run` refuses it; stores are asked for their colour before any flow
+starts, so that nothing is half done by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, Protocol, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("semel")
+
+
+def run(coro: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine that never suspends to its end, on this thread."""
+    try:
+        coro.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coro.close()
+    raise RuntimeError(
+        "a flow of the sync colour tried to suspend; its store handed out a ledger of the async "
+        "colour for a sync call, which is a defect of that store"
+    )
+
+
+class Timer(Protocol):
+    """Something that will happen unless it is cancelled."""
+
+    def cancel(self) -> None: ...
+
+
+class Waiter(Protocol):
+    """One party that waits for a ring."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True when rung, False when the time is up."""
+        ...
+
+    def ring(self) -> None:
+        """Wake it, from any thread."""
+        ...
+
+
+class Colour(Protocol):
+    """What sync and async code do differently."""
+
+    name: Literal["sync", "async"]
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def waiter(self) -> Waiter: ...
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finish the work even when the caller is cancelled meanwhile; then let that through."""
+        ...
+
+    def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        """Run `work` in the background after a delay, unless the timer is cancelled first."""
+        ...
+
+
+# --- sync ---------------------------------------------------------------------------------------
+
+
+class _ThreadWaiter:
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    async def wait(self, timeout_s: float) -> bool:
+        rung = self._event.wait(timeout_s)
+        self._event.clear()
+        return rung
+
+    def ring(self) -> None:
+        self._event.set()
+
+
+class _Entry:
+    __slots__ = ("_alive", "work")
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.work = work
+        self._alive = True
+
+    def cancel(self) -> None:
+        self._alive = False
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+
+class _Alarm:
+    """One daemon thread per process that runs what falls due; started on first use.
+
+    Work runs on this thread one after another, so it must be short: a renewal is one round trip.
+    """
+
+    # Cancelled entries stay in the heap until they fall due; past this many the heap is rebuilt
+    # when it has doubled, so a million quick calls under a long lease do not pile up.
+    COMPACT_AT = 1024
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._heap: list[tuple[float, int, _Entry]] = []
+        self._count = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._compact_at = self.COMPACT_AT
+
+    def at(self, due: float, work: Callable[[], Coroutine[Any, Any, None]]) -> _Entry:
+        entry = _Entry(work)
+        with self._lock:
+            first = not self._heap or due < self._heap[0][0]
+            heapq.heappush(self._heap, (due, next(self._count), entry))
+            if len(self._heap) > self._compact_at:
+                self._compact()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="semel-alarm", daemon=True)
+                self._thread.start()
+            elif first:
+                self._lock.notify()
+        return entry
+
+    def _compact(self) -> None:
+        self._heap = [item for item in self._heap if item[2].alive]
+        heapq.heapify(self._heap)
+        self._compact_at = max(self.COMPACT_AT, 2 * len(self._heap))
+
+    def _next_due(self) -> _Entry:
+        with self._lock:
+            while True:
+                while self._heap and not self._heap[0][2].alive:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    self._lock.wait()
+                    continue
+                delay = self._heap[0][0] - time.monotonic()
+                if delay <= 0:
+                    return heapq.heappop(self._heap)[2]
+                self._lock.wait(delay)
+
+    def _run(self) -> None:
+        while True:
+            entry = self._next_due()
+            if not entry.alive:
+                continue
+            try:
+                run(entry.work())
+            except Exception:
+                log.exception("semel: background work failed")
+
+
+class SyncColour:
+    """Threads: blocks where async code would await."""
+
+    name: Literal["sync", "async"] = "sync"
+
+    def __init__(self) -> None:
+        self._alarm = _Alarm()
+        # A child has none of the parent's threads, and its copy of the lock may be held for ever.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._alarm = _Alarm()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def waiter(self) -> Waiter:
+        return _ThreadWaiter()
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        return self._alarm.at(time.monotonic() + delay_s, work)
+
+
+# --- async --------------------------------------------------------------------------------------
+
+
+class _LoopWaiter:
+    __slots__ = ("_future", "_loop", "_rung")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._rung = False
+
+    async def wait(self, timeout_s: float) -> bool:
+        if not self._rung:
+            self._future = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, self._wake)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        rung, self._rung = self._rung, False
+        return rung
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def _ring(self) -> None:
+        self._rung = True
+        self._wake()
+
+    def ring(self) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._loop:
+            self._ring()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ring)
+
+
+class _LoopTimer:
+    __slots__ = ("_handle", "_work")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        delay_s: float,
+        work: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._work = work
+        self._handle = loop.call_later(delay_s, self._start)
+
+    def _start(self) -> None:
+        keep(asyncio.ensure_future(self._work()))
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
+_kept: set[asyncio.Future[Any]] = set()
+
+
+def keep(task: asyncio.Future[Any]) -> None:
+    """Hold a background task until it is done; the loop itself holds tasks only weakly."""
+    _kept.add(task)
+    task.add_done_callback(_drop)
+
+
+def _drop(task: asyncio.Future[Any]) -> None:
+    _kept.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("semel: background work failed", exc_info=error)
+
+
+class AsyncColour:
+    """The running event loop: time is the loop's, so a simulated loop simulates time."""
+
+    name: Literal["sync", "async"] = "async"
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def waiter(self) -> Waiter:
+        return _LoopWaiter()
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                if task.cancelled():
+                    raise
+                cancelled = error
+            except BaseException:  # the work's own error: task.result() raises it below
+                break
+        if cancelled is not None:
+            _consume(task)
+            raise cancelled
+        return task.result()
+
+    def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        return _LoopTimer(asyncio.get_running_loop(), delay_s, work)
+
+
+def _consume(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("semel: cleaning up after a cancelled call failed: %s", error)
+
+
+SYNC: Colour = SyncColour()
+ASYNC: Colour = AsyncColour()
+
+
+async def value_of(result: Awaitable[T] | T) -> T:
+    """Await what can be awaited."""
+    if isinstance(result, Awaitable):
+        return await result
+    return result

@@ -1,0 +1,613 @@
+"""The guard: a function, a method or a block whose effect happens once.
+
+The decorator turns a call's arguments into a key and a fingerprint; `call` does the rest.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from weakref import WeakSet
+
+from semel import keys
+from semel.call import Attempt, Call, _current, current, unwrap
+from semel.codec import Codec
+from semel.colour import ASYNC, SYNC, Colour, run
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.policy import (
+    MIB,
+    CannotTell,
+    OnCrash,
+    OnDuplicate,
+    OnFailure,
+    OnUnavailable,
+    Policy,
+    Recovered,
+    Retry,
+    Seconds,
+    make_policy,
+)
+from semel.ports import Store, StoreLedger
+from semel.settings import as_store, default_store
+from semel.values import Done, Key, Outcome, Survives
+
+__all__ = [
+    "Attempt",
+    "CannotTell",
+    "Guarded",
+    "Recovered",
+    "Retry",
+    "current",
+    "idempotent",
+    "once",
+    "step",
+]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+C = TypeVar("C")
+
+log = logging.getLogger("semel")
+
+
+def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    """A recovery point inside a guarded body: done once, replayed after a takeover.
+
+    In an async function, await it; `fn` may be sync or async there. A step is known by its name,
+    so give each its own. When the process dies between the step's effect and its record, the
+    step runs again: hand `current().child_key(name)` to the receiver.
+    """
+    call = current()._call
+    flow = call.step(name, fn, args, kwargs)
+    if call.colour is ASYNC:
+        return cast("R", _unwrapped(flow))
+    return cast("R", unwrap(run(flow)))
+
+
+async def _unwrapped(flow: Any) -> Any:
+    return unwrap(await flow)
+
+
+# --- the decorator ------------------------------------------------------------------------------
+
+
+class Guarded(Protocol[P, R_co]):
+    """A guarded function: called like the original, with its record at hand."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Guarded[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Guarded[Concatenate[S, Q], R_co], obj: S, owner: type | None = None
+    ) -> Callable[Q, R_co]: ...
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any: ...
+
+    def key_for(self, *args: P.args, **kwargs: P.kwargs) -> Key:
+        """The key a call with these arguments has."""
+        ...
+
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Delete that call's record (await it if the function is async); False if none."""
+        ...
+
+
+class Decorator(Protocol):
+    """What `idempotent(...)` gives: it takes a function, or a command-handler class."""
+
+    @overload
+    def __call__(self, target: type[C], /) -> type[C]: ...
+
+    @overload
+    def __call__(self, target: Callable[P, R], /) -> Guarded[P, R]: ...
+
+    def __call__(self, target: Any, /) -> Any: ...
+
+
+KeySetting = str | Callable[..., str | bytes] | None
+FingerprintSetting = Literal["arguments"] | Callable[..., Any] | None
+ScopeSetting = str | Callable[..., str] | None
+
+
+@overload
+def idempotent(target: type[C], /) -> type[C]: ...
+
+
+@overload
+def idempotent(target: Callable[P, R], /) -> Guarded[P, R]: ...
+
+
+@overload
+def idempotent(
+    *,
+    ttl: Seconds | None = 86_400,
+    key: KeySetting = None,
+    on_duplicate: OnDuplicate = "return",
+    on_failure: OnFailure = "unlock",
+    on_crash: OnCrash = "retry",
+    on_unavailable: OnUnavailable = "raise",
+    lease: Seconds = 30,
+    wait_timeout: Seconds = 30,
+    max_run: Seconds = 3600,
+    max_waiters: int = 64,
+    max_result: int = MIB,
+    store: Store | str | None = None,
+    scope: ScopeSetting = None,
+    version: str = "",
+    require: str | Iterable[str] = (),
+    fingerprint: FingerprintSetting = "arguments",
+    operation: str | None = None,
+    per_operation: bool = False,
+    codec: Codec | None = None,
+) -> Decorator: ...
+
+
+def idempotent(
+    target: Any = None,
+    /,
+    *,
+    ttl: Seconds | None = 86_400,
+    key: KeySetting = None,
+    on_duplicate: OnDuplicate = "return",
+    on_failure: OnFailure = "unlock",
+    on_crash: OnCrash = "retry",
+    on_unavailable: OnUnavailable = "raise",
+    lease: Seconds = 30,
+    wait_timeout: Seconds = 30,
+    max_run: Seconds = 3600,
+    max_waiters: int = 64,
+    max_result: int = MIB,
+    store: Store | str | None = None,
+    scope: ScopeSetting = None,
+    version: str = "",
+    require: str | Iterable[str] = (),
+    fingerprint: FingerprintSetting = "arguments",
+    operation: str | None = None,
+    per_operation: bool = False,
+    codec: Codec | None = None,
+) -> Any:
+    """Guard a function so that its effect happens once per key.
+
+    `key`: None for all the arguments, a template such as "invoice:{user_id}", or a function of
+    the arguments. With a key of your own the arguments are compared: the same key with other
+    arguments is refused (`fingerprint=None` turns that off, a function chooses what to compare).
+    `scope` is the tenant, or a function of the arguments that gives it.
+
+    `on_duplicate`: "return" the recorded result, "raise", or "wait" for a running call.
+    `on_failure`: "unlock" lets a failed call run again, "lock" records the error as the outcome.
+    `on_crash`: "retry", "hold" until somebody resolves it, or a function that finds out.
+    `on_unavailable`: "raise" when the store is down, or "run" unguarded.
+
+    `ttl` is how long a result is remembered, `lease` how long a silent holder keeps the key (a
+    running one renews it, up to `max_run`).
+    """
+    policy = make_policy(
+        ttl=ttl,
+        lease=lease,
+        wait_timeout=wait_timeout,
+        max_run=max_run,
+        max_waiters=max_waiters,
+        max_result=max_result,
+        on_duplicate=on_duplicate,
+        on_failure=on_failure,
+        on_crash=on_crash,
+        on_unavailable=on_unavailable,
+        codec=codec,
+        require=require,
+    )
+    opened = None if store is None else as_store(store)
+
+    def decorate(target: Any) -> Any:
+        if isinstance(target, type):
+            return _guard_handler(target, key, decorate_with)
+        if isinstance(target, (staticmethod, classmethod)):
+            return type(target)(decorate_with(target.__func__))
+        return decorate_with(target)
+
+    def decorate_with(fn: Callable[..., Any], key: Any = key) -> Any:
+        return _Guard(
+            fn,
+            policy=policy,
+            store=opened,
+            key=key,
+            scope=scope,
+            fingerprint=fingerprint,
+            operation=operation,
+            per_operation=per_operation,
+            version=version,
+        ).wrap()
+
+    return decorate if target is None else decorate(target)
+
+
+def _guard_handler(cls: type[C], key: KeySetting, guard: Callable[..., Any]) -> type[C]:
+    """Guard a command handler's `handle`, by the key its command carries."""
+    handle = cls.__dict__.get("handle") or getattr(cls, "handle", None)
+    if not callable(handle):
+        raise SettingsError(
+            f"{cls.__qualname__} has no method handle(command); @idempotent on a class guards "
+            "that method"
+        )
+    parameters = list(inspect.signature(handle).parameters)
+    if len(parameters) < 2:
+        raise SettingsError(f"{cls.__qualname__}.handle must take the command as an argument")
+    chosen = _CommandKey(parameters[1]) if key is None else key
+    cls.handle = guard(handle, chosen)  # type: ignore[attr-defined]
+    return cls
+
+
+@dataclass(frozen=True, slots=True)
+class _CommandKey:
+    """The key a command brings along."""
+
+    parameter: str
+
+    def of(self, bound: dict[str, Any]) -> str | bytes:
+        command = bound[self.parameter]
+        key = getattr(command, "idempotency_key", None)
+        if key is None and isinstance(command, dict):
+            key = command.get("idempotency_key")
+        if key is None:
+            raise SettingsError(
+                f"{type(command).__name__} has no idempotency_key; set one on the command, or "
+                "give key="
+            )
+        return cast("str | bytes", key)
+
+
+class _Guard:
+    """One guarded function: how a call becomes a key, and which flow runs it."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        policy: Policy,
+        store: Store | None,
+        key: Any,
+        scope: ScopeSetting,
+        fingerprint: FingerprintSetting,
+        operation: str | None,
+        per_operation: bool,
+        version: str,
+    ) -> None:
+        _refuse_generators(fn)
+        self._fn = fn
+        self._policy = policy
+        self._store = store
+        self._scope = scope
+        self._fingerprint = fingerprint
+        self._per_operation = per_operation
+        self._version = version
+        self._colour = ASYNC if _is_async(fn) else SYNC
+        self._operation = operation or keys.operation_of(fn)
+        self._binder = keys.Binder(fn)
+        self._key = self._key_setting(key)
+        self._required: WeakSet[StoreLedger] = WeakSet()
+        if policy.recover is not None and self._colour is SYNC and _is_async(policy.recover):
+            raise SettingsError("recover is async, but the guarded function is not")
+        if store is not None:
+            store.ledger(self._colour)  # refuses a store of the other colour, here and now
+
+    def _key_setting(self, key: Any) -> Any:
+        if key is None and self._fingerprint not in ("arguments", None):
+            raise SettingsError("fingerprint= needs key=; without a key, all arguments are the key")
+        if isinstance(key, str):
+            return keys.Template(key, self._binder.names)
+        if key is not None and not callable(key) and not isinstance(key, _CommandKey):
+            raise SettingsError(
+                f"key={key!r} is neither a template such as 'invoice:{{user_id}}' nor a function"
+            )
+        return key
+
+    # From arguments to key and fingerprint.
+
+    def key_for(self, *args: Any, **kwargs: Any) -> Key:
+        return self._identify(args, kwargs)[0]
+
+    def _identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
+        bound = self._binder.bind(args, kwargs)
+        text = self._key_text(bound, args, kwargs)
+        key = keys.make_key(
+            text,
+            tenant=self._tenant(args, kwargs),
+            operation=self._operation,
+            per_operation=self._per_operation,
+            version=self._version,
+        )
+        return key, self._fingerprint_of(bound, args, kwargs)
+
+    def _key_text(
+        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | bytes:
+        match self._key:
+            case None:
+                return keys.auto_key(self._operation, bound)
+            case keys.Template():
+                return self._key.render(bound)
+            case _CommandKey():
+                return self._key.of(bound)
+            case make:
+                text = make(*args, **kwargs)
+                if not isinstance(text, (str, bytes)):
+                    raise SettingsError(
+                        f"key= answered {text!r}; it must answer a str (or bytes)"
+                    )
+                return text
+
+    def _tenant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if self._scope is None:
+            return ""
+        tenant = self._scope(*args, **kwargs) if callable(self._scope) else self._scope
+        if not isinstance(tenant, str) or not tenant:
+            raise SettingsError(f"scope= gave {tenant!r}; a tenant is a str that is not empty")
+        return tenant
+
+    def _fingerprint_of(
+        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bytes:
+        if self._key is None or self._fingerprint is None:
+            return b""
+        if callable(self._fingerprint):
+            value = self._fingerprint(*args, **kwargs)
+            return keys.fingerprint(keys.canonical(value, where="fingerprint"))
+        return keys.fingerprint(*self._comparable(bound))
+
+    def _comparable(self, bound: dict[str, Any]) -> Iterable[bytes]:
+        for name, value in bound.items():
+            if name == self._binder.self_name:
+                continue
+            yield keys.canonical(name, where=name)
+            yield self._canonical_argument(name, value)
+
+    def _canonical_argument(self, name: str, value: Any) -> bytes:
+        try:
+            return keys.canonical(value, where=name)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{error}; as key= is given already, choose what to compare with fingerprint= "
+                "(a function of the arguments), or fingerprint=None"
+            ) from error
+
+    # Running.
+
+    def wrap(self) -> Any:
+        fn = self._fn
+        if self._colour is ASYNC:
+
+            @functools.wraps(fn)
+            async def guarded(*args: Any, **kwargs: Any) -> Any:
+                return unwrap(await self._flow(args, kwargs))
+
+        else:
+
+            @functools.wraps(fn)
+            def guarded(*args: Any, **kwargs: Any) -> Any:
+                return unwrap(run(self._flow(args, kwargs)))
+
+        guarded.key_for = self.key_for  # type: ignore[attr-defined]
+        guarded.forget = self.forget  # type: ignore[attr-defined]
+        return guarded
+
+    async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key, fingerprint = self._identify(args, kwargs)
+        ledger = self._ledger()
+        if self._policy.require:
+            await self._check_requirements(ledger)
+        call = Call(self._policy, ledger, self._colour, key, fingerprint)
+        try:
+            answer = await call.ask()
+        except StoreUnavailableError as error:
+            if self._policy.on_unavailable == "raise":
+                raise
+            log.warning("semel: %r runs unguarded: %s", key.text, error)
+            value = self._fn(*args, **kwargs)
+            return await value if self._colour is ASYNC else value
+        if isinstance(answer, Done):
+            return call.duplicate(answer)
+        return await call.perform(answer, lambda: self._fn(*args, **kwargs))
+
+    def _ledger(self) -> StoreLedger:
+        store = self._store if self._store is not None else default_store()
+        return store.ledger(self._colour)
+
+    async def _check_requirements(self, ledger: StoreLedger) -> None:
+        if ledger not in self._required:
+            await require(ledger, self._policy.require, self._operation)
+            self._required.add(ledger)
+
+    def forget(self, *args: Any, **kwargs: Any) -> Any:
+        flow = self._ledger().forget(self.key_for(*args, **kwargs).id)
+        return flow if self._colour is ASYNC else run(flow)
+
+
+async def require(ledger: StoreLedger, wanted: frozenset[Survives], who: str) -> None:
+    """Refuse a store that is weaker than what was asked for."""
+    found = await ledger.guarantees()
+    missing = sorted(wanted - found.survives)
+    if missing:
+        raise SettingsError(
+            f"{who} requires a store that survives {', '.join(missing)}; {found.store} does not: "
+            + "; ".join(found.why)
+        )
+
+
+def _is_async(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
+        getattr(fn, "__call__", None)  # noqa: B004
+    )
+
+
+def _refuse_generators(fn: Any) -> None:
+    if not callable(fn):
+        raise SettingsError(f"@idempotent cannot guard {fn!r}; put it on a function or a class")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise SettingsError(
+            f"{keys.operation_of(fn)} is a generator: what it yields cannot be recorded as one "
+            "result. Return a list, or guard the work inside it with once() or step()"
+        )
+
+
+# --- the block ----------------------------------------------------------------------------------
+
+
+class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
+    """A block that runs once per key.
+
+        with once("invoice:7") as attempt:
+            attempt.done(charge(...))
+
+    Python cannot skip a block, so a duplicate raises `DuplicateExecutionError` (its `result` has
+    what was recorded). With on_duplicate="return" or "wait" the block is entered on a replay
+    too: ask `attempt.replayed` first, and read `attempt.result`. A block that never asked is
+    told so with an error.
+    """
+
+    def __init__(
+        self,
+        key: str | bytes,
+        *,
+        store: Store | str | None = None,
+        scope: str = "",
+        operation: str = "once",
+        fingerprint: Any = None,
+        on_duplicate: OnDuplicate = "raise",
+        on_failure: OnFailure = "unlock",
+        on_crash: OnCrash = "retry",
+        ttl: Seconds | None = 86_400,
+        lease: Seconds = 30,
+        wait_timeout: Seconds = 30,
+        max_run: Seconds = 3600,
+        max_waiters: int = 64,
+        max_result: int = MIB,
+        require: str | Iterable[str] = (),
+        per_operation: bool = False,
+        version: str = "",
+        codec: Codec | None = None,
+    ) -> None:
+        self._policy = make_policy(
+            ttl=ttl,
+            lease=lease,
+            wait_timeout=wait_timeout,
+            max_run=max_run,
+            max_waiters=max_waiters,
+            max_result=max_result,
+            on_duplicate=on_duplicate,
+            on_failure=on_failure,
+            on_crash=on_crash,
+            on_unavailable="raise",
+            codec=codec,
+            require=require,
+        )
+        self._store = None if store is None else as_store(store)
+        self._key = keys.make_key(
+            key, tenant=scope, operation=operation, per_operation=per_operation, version=version
+        )
+        self._fingerprint = (
+            b""
+            if fingerprint is None
+            else keys.fingerprint(keys.canonical(fingerprint, where="fingerprint"))
+        )
+        self._call: Call | None = None
+        self._token: contextvars.Token[Attempt | None] | None = None
+        self._attempt: Attempt | None = None
+
+    # Both colours.
+
+    async def _enter(self, colour: Colour) -> Attempt:
+        if self._attempt is not None:
+            raise SettingsError("a once() block is entered once; make a new one for each use")
+        store = self._store if self._store is not None else default_store()
+        ledger = store.ledger(colour)
+        if self._policy.require:
+            await require(ledger, self._policy.require, self._key.operation)
+        self._call = call = Call(self._policy, ledger, colour, self._key, self._fingerprint)
+        answer = await call.ask()
+        if isinstance(answer, Done):
+            return self._enter_replay(call, answer)
+        self._attempt = call.begin(answer)
+        self._token = _current.set(self._attempt)
+        try:
+            if answer.orphan is not None and self._policy.recover is not None:
+                found = await call.recovered(answer.orphan)
+                if found is not None:
+                    return await self._enter_recovered(call, found)
+        except BaseException:
+            self._reset()
+            raise
+        return self._attempt
+
+    def _enter_replay(self, call: Call, answer: Done) -> Attempt:
+        if self._policy.on_duplicate == "raise":
+            raise call.duplicate_error(answer)
+        self._attempt = Attempt(self._key, None, call)
+        self._attempt.done(unwrap(call.replay(answer.outcome)))
+        return self._attempt
+
+    async def _enter_recovered(self, call: Call, found: Recovered) -> Attempt:
+        self._reset()
+        unwrap(await call.succeed(found.value))
+        outcome = Outcome("value", self._policy.codec.encode(found.value))
+        return self._enter_replay(call, Done(outcome))
+
+    def _reset(self) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
+            self._token = None
+
+    async def _exit(self, error: BaseException | None) -> None:
+        attempt, call = self._attempt, self._call
+        assert attempt is not None
+        assert call is not None
+        self._reset()
+        if attempt._claim is None:
+            self._refuse_blind_replay(attempt, error)
+        elif error is None:
+            attempt.done(unwrap(await call.succeed(attempt.result)))
+        elif isinstance(error, Exception):
+            await call.fail(error)
+        else:
+            await call.interrupt(error)
+
+    def _refuse_blind_replay(self, attempt: Attempt, error: BaseException | None) -> None:
+        if error is None and not attempt._asked:
+            raise SettingsError(
+                f"the block for {attempt.key!r} ran although it was done before: it never asked "
+                "`attempt.replayed`. Ask first, or leave on_duplicate at 'raise'"
+            )
+
+    def __enter__(self) -> Attempt:
+        return run(self._enter(SYNC))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        run(self._exit(error))
+
+    async def __aenter__(self) -> Attempt:
+        return await self._enter(ASYNC)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._exit(error)

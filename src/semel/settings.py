@@ -1,0 +1,67 @@
+"""Which store a guard uses when it names none.
+
+In order: the one given to `configure`, the one at the URL in `SEMEL_URL`, else one
+`MemoryStore` for this process, with a warning that says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from semel.errors import SettingsError
+from semel.ports import Store
+
+log = logging.getLogger("semel")
+
+_lock = threading.Lock()
+_store: Store | None = None
+_configured: Store | None = None
+
+
+def configure(*, store: Store | str | None) -> None:
+    """Set the store of every guard that names none: a store, a URL, or None to unset it."""
+    global _configured, _store
+    opened = None if store is None else as_store(store)
+    with _lock:
+        _configured, _store = opened, None
+
+
+def as_store(store: Store | str) -> Store:
+    """The store itself, or the one at this URL."""
+    if isinstance(store, str):
+        from semel.stores import connect
+
+        return connect(store)
+    if not isinstance(store, Store):
+        raise SettingsError(
+            f"store={store!r} is not a store; give one from semel.stores, or a URL such as "
+            "'sqlite:///semel.db'"
+        )
+    return store
+
+
+def default_store() -> Store:
+    """The store for guards that name none."""
+    global _store
+    if _configured is not None:
+        return _configured
+    with _lock:
+        if _store is None:
+            _store = _from_environment()
+        return _store
+
+
+def _from_environment() -> Store:
+    from semel.stores import connect
+
+    url = os.environ.get("SEMEL_URL")
+    if url:
+        return connect(url)
+    log.warning(
+        "semel: no store given, so records live in this process's memory only: other processes "
+        "do not see them and a restart forgets them. Call semel.configure(store=...) or set "
+        "SEMEL_URL."
+    )
+    return connect("memory://")

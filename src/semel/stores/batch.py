@@ -1,0 +1,85 @@
+"""Adaptive batching: while one batch is under way, the next one gathers.
+
+An idle caller's operation goes out at once, alone; a hundred concurrent ones go out together.
+There is no timer and nothing to tune but the largest batch. A batch belongs to no caller: it
+runs in a task of its own, so a caller that is cancelled leaves the others' work alone, and an
+operation that was sent is carried out whether or not its caller still listens.
+
+When the connection breaks, nobody knows which operations took effect: every caller of the batch
+gets the error. Repeating is safe, every ledger verb can be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from semel.colour import keep
+
+Op = TypeVar("Op")
+
+
+class Batcher(Generic[Op]):
+    """Gathers operations on one event loop and runs them in batches.
+
+    `run` takes a batch and returns one answer per operation, in order; an answer that is an
+    exception is raised in that operation's caller alone.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[Op]], Awaitable[Sequence[Any]]], *, largest: int = 256
+    ) -> None:
+        self._run = run
+        self._largest = largest
+        self._waiting: list[tuple[Op, asyncio.Future[Any]]] = []
+        self._busy = False
+
+    def submit(self, op: Op) -> asyncio.Future[Any]:
+        """The future answer to this operation."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((op, future))
+        if not self._busy:
+            self._busy = True
+            keep(loop.create_task(self._drain()))
+        return future
+
+    async def _drain(self) -> None:
+        try:
+            while batch := self._next():
+                await self._answer(batch)
+        finally:
+            self._busy = False
+
+    def _next(self) -> list[tuple[Op, asyncio.Future[Any]]]:
+        # Cancelled before it was sent: it never happened.
+        ready = [item for item in self._waiting if not item[1].done()]
+        self._waiting = ready[self._largest :]
+        return ready[: self._largest]
+
+    async def _answer(self, batch: list[tuple[Op, asyncio.Future[Any]]]) -> None:
+        try:
+            answers = await self._run([op for op, _ in batch])
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def _fail(
+        self, batch: list[tuple[Op, asyncio.Future[Any]]], error: BaseException
+    ) -> None:
+        for _, future in batch:
+            if not future.done():
+                if isinstance(error, asyncio.CancelledError):
+                    future.cancel()
+                else:
+                    future.set_exception(error)

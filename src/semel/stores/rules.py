@@ -1,0 +1,383 @@
+"""The rules of the ledger, pure: a row, an operation and the time go in; an answer and the new
+row come out.
+
+Stores with one writer at a time (memory, file, SQLite) run these rules between reading a row
+and writing it. PostgreSQL and Redis state the same rules in their own language, next to the
+data; the contract suite and its state machine hold all of them to one behaviour.
+
+Times are microseconds since 1970 by the store's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from semel.values import (
+    Answer,
+    Busy,
+    Claim,
+    Done,
+    Kept,
+    Key,
+    Lost,
+    Mismatch,
+    Orphan,
+    Outcome,
+    Past,
+    Record,
+    State,
+    Terms,
+    Verdict,
+    Won,
+)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# How many finished attempts a row remembers. A key that failed more often than this has a story
+# that is told by its last attempts; the count itself is exact.
+PAST_KEPT = 16
+
+
+def moment(us: int) -> datetime:
+    """Microseconds since 1970 as an aware datetime."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+@dataclass(slots=True)
+class Row:
+    """A record as a store keeps it. `expires_us` None: never. `past` is a JSON list."""
+
+    key: Key
+    fingerprint: bytes
+    attempt: str
+    fence: int
+    number: int
+    state: str
+    hold: bool
+    created_us: int
+    started_us: int
+    lease_us: int
+    completed_us: int | None = None
+    expires_us: int | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    steps: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    past: str = "[]"
+
+
+# --- operations as values -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claiming:
+    key: Key
+    attempt: str
+    fingerprint: bytes
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Completing:
+    claim: Claim
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Releasing:
+    claim: Claim
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewing:
+    claim: Claim
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Noting:
+    claim: Claim
+    name: str
+    data: bytes
+
+
+Change: TypeAlias = Completing | Releasing | Renewing | Noting
+Operation: TypeAlias = Claiming | Change
+
+
+def key_of(op: Operation) -> Key:
+    return op.key if isinstance(op, Claiming) else op.claim.key
+
+
+def apply(row: Row | None, op: Operation, now_us: int) -> tuple[Answer | Verdict, Row | None]:
+    """What the operation is answered, and the row to write (None: leave it as it is)."""
+    match op:
+        case Claiming():
+            return claim(row, op, now_us)
+        case Completing():
+            return complete(row, op, now_us)
+        case Releasing():
+            return release(row, op, now_us)
+        case Renewing():
+            return renew(row, op, now_us)
+        case Noting():
+            return note(row, op, now_us)
+
+
+# --- claim --------------------------------------------------------------------------------------
+
+
+def claim(row: Row | None, op: Claiming, now_us: int) -> tuple[Answer, Row | None]:
+    if row is None or expired(row, now_us):
+        return _win(_fresh(row, op, now_us), op)
+    if row.key.operation != op.key.operation:
+        return Mismatch("operation"), None
+    if row.fingerprint != op.fingerprint:
+        return Mismatch("fingerprint"), None
+    if row.state == State.COMPLETED:
+        return Done(_outcome(row), row.fence), None
+    if row.state == State.FAILED:
+        # A doubled request that arrives after its own attempt is over must not claim for nobody.
+        if row.attempt == op.attempt:
+            return Busy(0.0), None
+        return _win(_again(row, op, now_us, None), op)
+    if row.attempt == op.attempt:
+        return _win(replace(row, **_leased(op.terms, now_us)), op)
+    if row.lease_us > now_us:
+        return Busy((row.lease_us - now_us) / 1e6), None
+    orphan = Orphan(row.fence, moment(row.lease_us))
+    if not op.terms.takeover or (row.hold and not op.terms.hold):
+        return orphan, None
+    return _win(_again(row, op, now_us, "lease ran out"), op, orphan)
+
+
+def expired(row: Row, now_us: int) -> bool:
+    return row.expires_us is not None and row.expires_us <= now_us
+
+
+def _win(row: Row, op: Claiming, orphan: Orphan | None = None) -> tuple[Answer, Row]:
+    claim = Claim(op.key, row.attempt, row.fingerprint, op.terms, row.fence, row.number)
+    return Won(claim, dict(row.steps), orphan), row
+
+
+def _leased(terms: Terms, now_us: int, lease_s: float | None = None) -> dict[str, Any]:
+    lease_us = now_us + micros(terms.lease_s if lease_s is None else lease_s)
+    if terms.hold or terms.ttl_s is None:
+        expires_us = None
+    else:
+        expires_us = lease_us + micros(terms.ttl_s)
+    return {"state": State.PENDING.value, "lease_us": lease_us, "expires_us": expires_us}
+
+
+def _fresh(row: Row | None, op: Claiming, now_us: int) -> Row:
+    fence = now_us if row is None else max(row.fence + 1, now_us)
+    return Row(
+        key=op.key,
+        fingerprint=op.fingerprint,
+        attempt=op.attempt,
+        fence=fence,
+        number=1,
+        hold=op.terms.hold,
+        created_us=now_us,
+        started_us=now_us,
+        **_leased(op.terms, now_us),
+    )
+
+
+def _again(row: Row, op: Claiming, now_us: int, ending: str | None) -> Row:
+    past = row.past if ending is None else with_past(row, ending, row.lease_us)
+    return replace(
+        row,
+        key=op.key,
+        attempt=op.attempt,
+        fence=max(row.fence + 1, now_us),
+        number=row.number + 1,
+        hold=op.terms.hold,
+        started_us=now_us,
+        error=None,
+        past=past,
+        **_leased(op.terms, now_us),
+    )
+
+
+def with_past(row: Row, ending: str, ended_us: int) -> str:
+    """The row's past with its current attempt added to it."""
+    items: list[Any] = json.loads(row.past)
+    items.append([row.number, row.fence, row.attempt, row.started_us, ended_us, ending])
+    return json.dumps(items[-PAST_KEPT:])
+
+
+# --- changes under a claim ----------------------------------------------------------------------
+
+
+def current(row: Row | None, claim: Claim) -> bool:
+    """Is this claim the one the row was last given to?"""
+    return (
+        row is not None
+        and row.attempt == claim.attempt
+        and (claim.fence == 0 or row.fence == claim.fence)
+    )
+
+
+def lost(row: Row | None, claim: Claim) -> Lost:
+    """The refusal, with the recorded outcome if it is one of the very same call."""
+    if (
+        row is not None
+        and row.state == State.COMPLETED
+        and row.fingerprint == claim.fingerprint
+        and row.key.operation == claim.key.operation
+    ):
+        return Lost(_outcome(row))
+    return Lost()
+
+
+def running(row: Row) -> bool:
+    return row.state in (State.PENDING, State.UNKNOWN)
+
+
+def complete(row: Row | None, op: Completing, now_us: int) -> tuple[Verdict, Row | None]:
+    if row is None or not current(row, op.claim):
+        return lost(row, op.claim), None
+    if row.state == State.COMPLETED and row.outcome == op.outcome:
+        return Kept(), None
+    if not running(row):
+        return lost(row, op.claim), None
+    return Kept(), replace(
+        row,
+        state=State.COMPLETED.value,
+        outcome=op.outcome,
+        completed_us=now_us,
+        expires_us=expiry(op.claim.terms, now_us),
+    )
+
+
+def expiry(terms: Terms, now_us: int) -> int | None:
+    return None if terms.ttl_s is None else now_us + micros(terms.ttl_s)
+
+
+def release(row: Row | None, op: Releasing, now_us: int) -> tuple[Verdict, Row | None]:
+    if row is None or not current(row, op.claim):
+        return lost(row, op.claim), None
+    if row.state == State.FAILED:
+        return Kept(), None
+    if not running(row):
+        return lost(row, op.claim), None
+    ending = "released" if op.error is None else f"failed: {op.error}"
+    return Kept(), replace(
+        row,
+        state=State.FAILED.value,
+        error=op.error,
+        lease_us=now_us,
+        expires_us=expiry(op.claim.terms, now_us),
+        past=with_past(row, ending, now_us),
+    )
+
+
+def renew(row: Row | None, op: Renewing, now_us: int) -> tuple[Verdict, Row | None]:
+    if row is None or not current(row, op.claim) or not running(row):
+        return lost(row, op.claim), None
+    renewed = replace(row, **_leased(op.claim.terms, now_us, op.lease_s))
+    if op.lease_s == 0:
+        renewed.state = State.UNKNOWN.value
+    return Kept(), renewed
+
+
+def note(row: Row | None, op: Noting, now_us: int) -> tuple[Verdict, Row | None]:
+    if row is None or not current(row, op.claim) or not running(row):
+        return lost(row, op.claim), None
+    steps = {**row.steps, op.name: op.data}
+    return Kept(), replace(row, steps=steps, **_leased(op.claim.terms, now_us))
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def seen_state(state: str, hold: bool, lease_us: int, now_us: int) -> State:
+    """A held row whose lease ran out is unknown, whether or not anybody wrote that down yet."""
+    if state == State.PENDING and hold and lease_us <= now_us:
+        return State.UNKNOWN
+    return State(state)
+
+
+def past_of(text: str) -> tuple[Past, ...]:
+    return tuple(
+        Past(number, fence, attempt, moment(started), moment(ended), ending)
+        for number, fence, attempt, started, ended, ending in json.loads(text)
+    )
+
+
+def record(row: Row, now_us: int) -> Record:
+    """The row as people see it."""
+    return Record(
+        key=row.key,
+        state=seen_state(row.state, row.hold, row.lease_us, now_us),
+        fingerprint=row.fingerprint,
+        attempt=row.attempt,
+        number=row.number,
+        fence=row.fence,
+        held=row.hold,
+        created_at=moment(row.created_us),
+        started_at=moment(row.started_us),
+        lease_until=moment(row.lease_us),
+        completed_at=None if row.completed_us is None else moment(row.completed_us),
+        expires_at=None if row.expires_us is None else moment(row.expires_us),
+        outcome=row.outcome,
+        error=row.error,
+        steps=dict(row.steps),
+        past=past_of(row.past),
+    )
+
+
+def resolve(
+    row: Row | None, fence: int, outcome: Outcome | None, ttl_s: float | None, now_us: int
+) -> Row | None:
+    """The settled row, or None when there is nothing to settle."""
+    if row is None or expired(row, now_us) or row.fence != fence:
+        return None
+    if not running(row) or row.lease_us > now_us:
+        return None
+    expires_us = None if ttl_s is None else now_us + micros(ttl_s)
+    if outcome is None:
+        return replace(
+            row,
+            state=State.FAILED.value,
+            error="resolved: let it run again",
+            expires_us=expires_us,
+            past=with_past(row, "resolved: let it run again", now_us),
+        )
+    return replace(
+        row,
+        state=State.COMPLETED.value,
+        outcome=outcome,
+        completed_us=now_us,
+        expires_us=expires_us,
+    )
+
+
+def forgettable(row: Row | None, force: bool, now_us: int) -> bool:
+    if row is None:
+        return False
+    return force or not (row.state == State.PENDING and row.lease_us > now_us)
+
+
+def _outcome(row: Row) -> Outcome:
+    assert row.outcome is not None, "a completed row has an outcome"
+    return row.outcome
+
+
+def wanted(
+    record: Record, tenant: str | None, operation: str | None, state: State | None
+) -> bool:
+    """Does a listing with these filters include the record?"""
+    return (
+        (tenant is None or record.key.tenant == tenant)
+        and (operation is None or record.key.operation == operation)
+        and (state is None or record.state == state)
+    )

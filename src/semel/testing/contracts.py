@@ -1,0 +1,817 @@
+"""What a ledger must do, as tests. Prove your own store by subclassing `LedgerContract`:
+
+    class TestMyLedger(LedgerContract):
+        @pytest.fixture
+        async def store(self):
+            store = MyStore(...)
+            yield store
+            await store.aclose()
+
+        async def age(self, store, seconds):
+            ...make every record `seconds` older...
+
+The tests are `async def` and run in both colours; over the sync colour every verb is driven to
+its end on this thread, which also proves that it never suspends. Time is not slept: `age` makes
+the stored records older (or moves the store's injected clock). Needs pytest-asyncio in auto
+mode, and hypothesis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from semel.colour import ASYNC, SYNC, Colour, run
+from semel.keys import make_key, new_attempt
+from semel.ports import Store, StoreLedger
+from semel.values import (
+    Busy,
+    Claim,
+    Done,
+    Kept,
+    Key,
+    Lost,
+    Mismatch,
+    Orphan,
+    Outcome,
+    State,
+    Terms,
+    Won,
+)
+
+LEASE_S = 30.0
+TTL_S = 600.0
+TERMS = Terms(lease_s=LEASE_S, ttl_s=TTL_S)
+HOLD = Terms(lease_s=LEASE_S, ttl_s=TTL_S, takeover=False, hold=True)
+RECOVER = Terms(lease_s=LEASE_S, ttl_s=TTL_S, takeover=True, hold=True)
+FP = b"f" * 32
+OTHER_FP = b"g" * 32
+VALUE = Outcome("value", b'{"paid":true}')
+OTHER = Outcome("value", b'"other"')
+
+
+class Driven:
+    """A sync ledger as the contract's `async def` tests see it: each verb runs to its end."""
+
+    def __init__(self, ledger: StoreLedger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._ledger, name)
+
+        async def driven(*args: Any, **kwargs: Any) -> Any:
+            return run(verb(*args, **kwargs))
+
+        return driven
+
+
+def ledger_of(store: Store, colour: Colour) -> Any:
+    ledger = store.ledger(colour)
+    return Driven(ledger) if colour.name == "sync" else ledger
+
+
+class LedgerContract:
+    """Every promise of the `Ledger` and `Inspect` ports, one test each."""
+
+    colours: ClassVar[tuple[str, ...]] = ("sync", "async")
+    examples: ClassVar[int] = 40
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "colour" in metafunc.fixturenames:
+            chosen = [c for c in (SYNC, ASYNC) if c.name in self.colours]
+            metafunc.parametrize("colour", chosen, ids=[c.name for c in chosen])
+
+    async def age(self, store: Any, seconds: float) -> None:
+        """Make every record of the store this much older."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def ledger(self, store: Store, colour: Colour) -> Any:
+        return ledger_of(store, colour)
+
+    @staticmethod
+    def key(text: str = "order-1", *, tenant: str = "", operation: str = "pay") -> Key:
+        return make_key(text, tenant=tenant, operation=operation)
+
+    @staticmethod
+    async def win(ledger: Any, key: Key, terms: Terms = TERMS, fp: bytes = FP) -> Won:
+        answer = await ledger.claim(key, attempt=new_attempt(), fingerprint=fp, terms=terms)
+        assert isinstance(answer, Won), answer
+        return answer
+
+    @staticmethod
+    async def ask(ledger: Any, key: Key, terms: Terms = TERMS, fp: bytes = FP) -> Any:
+        return await ledger.claim(key, attempt=new_attempt(), fingerprint=fp, terms=terms)
+
+    # --- claim --------------------------------------------------------------------------------
+
+    async def test_first_claim_wins(self, ledger: Any) -> None:
+        attempt = new_attempt()
+        won = await ledger.claim(self.key(), attempt=attempt, fingerprint=FP, terms=TERMS)
+        assert isinstance(won, Won)
+        assert won.claim.attempt == attempt
+        assert won.claim.key == self.key()
+        assert won.claim.fingerprint == FP
+        assert won.claim.number == 1
+        assert won.claim.fence > 1_500_000_000_000_000
+        assert dict(won.steps) == {}
+        assert won.orphan is None
+
+    async def test_second_claim_is_busy(self, ledger: Any) -> None:
+        await self.win(ledger, self.key())
+        answer = await self.ask(ledger, self.key())
+        assert isinstance(answer, Busy)
+        assert LEASE_S - 20 < answer.left_s <= LEASE_S
+
+    async def test_same_attempt_gets_its_own_claim_again(self, ledger: Any) -> None:
+        attempt = new_attempt()
+        first = await ledger.claim(self.key(), attempt=attempt, fingerprint=FP, terms=TERMS)
+        again = await ledger.claim(self.key(), attempt=attempt, fingerprint=FP, terms=TERMS)
+        assert isinstance(again, Won)
+        assert again.claim == first.claim
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [
+            Outcome("value", b""),
+            Outcome("value", b"0"),
+            Outcome("value", b"null"),
+            Outcome("value", bytes(range(256))),
+            Outcome("value", b"x" * 1_000_000),
+            Outcome("value", b"[1]", 201),
+            Outcome("error", b'{"type":"builtins.ValueError"}'),
+            Outcome("lost", b"why"),
+        ],
+        ids=["empty", "zero", "null", "not-utf8", "1MB", "status", "error", "lost"],
+    )
+    async def test_outcome_replays_to_the_byte(self, ledger: Any, outcome: Outcome) -> None:
+        won = await self.win(ledger, self.key())
+        assert await ledger.complete(won.claim, outcome) == Kept()
+        answer = await self.ask(ledger, self.key())
+        assert answer == Done(outcome, won.claim.fence)
+
+    async def test_other_fingerprint_is_refused_running_done_and_failed(self, ledger: Any) -> None:
+        won = await self.win(ledger, self.key())
+        assert await self.ask(ledger, self.key(), fp=OTHER_FP) == Mismatch("fingerprint")
+        await ledger.release(won.claim, error="boom")
+        assert await self.ask(ledger, self.key(), fp=OTHER_FP) == Mismatch("fingerprint")
+        won = await self.win(ledger, self.key())
+        await ledger.complete(won.claim, VALUE)
+        assert await self.ask(ledger, self.key(), fp=OTHER_FP) == Mismatch("fingerprint")
+        assert await self.ask(ledger, self.key()) == Done(VALUE, won.claim.fence)
+
+    async def test_other_operation_is_refused_running_and_done(self, ledger: Any) -> None:
+        won = await self.win(ledger, self.key())
+        refund = self.key(operation="refund")
+        assert await self.ask(ledger, refund) == Mismatch("operation")
+        await ledger.complete(won.claim, VALUE)
+        assert await self.ask(ledger, refund) == Mismatch("operation")
+
+    async def test_expired_lease_is_taken_over_with_a_larger_fence(
+        self, store: Any, ledger: Any
+    ) -> None:
+        first = await self.win(ledger, self.key())
+        await self.age(store, LEASE_S + 1)
+        second = await self.win(ledger, self.key())
+        assert second.claim.fence > first.claim.fence
+        assert second.claim.number == 2
+        assert second.orphan is not None
+        assert second.orphan.fence == first.claim.fence
+
+    async def test_without_takeover_an_orphan_is_reported_and_unchanged(
+        self, store: Any, ledger: Any
+    ) -> None:
+        first = await self.win(ledger, self.key(), HOLD)
+        await self.age(store, LEASE_S + 1)
+        for _ in range(2):
+            answer = await self.ask(ledger, self.key(), HOLD)
+            assert isinstance(answer, Orphan)
+            assert answer.fence == first.claim.fence
+        assert await ledger.complete(first.claim, VALUE) == Kept()
+
+    async def test_a_held_record_is_not_taken_by_a_claim_that_does_not_hold(
+        self, store: Any, ledger: Any
+    ) -> None:
+        await self.win(ledger, self.key(), HOLD)
+        await self.age(store, LEASE_S + 1)
+        assert isinstance(await self.ask(ledger, self.key(), TERMS), Orphan)
+        won = await self.win(ledger, self.key(), RECOVER)
+        assert won.orphan is not None
+
+    async def test_a_running_record_outlives_its_lease_by_the_ttl(
+        self, store: Any, ledger: Any
+    ) -> None:
+        first = await self.win(ledger, self.key())
+        await self.age(store, LEASE_S + TTL_S - 5)
+        second = await self.win(ledger, self.key())
+        assert second.claim.number == 2
+        await self.age(store, LEASE_S + TTL_S + 5)
+        third = await self.win(ledger, self.key())
+        assert third.claim.number == 1
+        assert third.claim.fence > second.claim.fence > first.claim.fence
+
+    async def test_a_held_record_never_expires(self, store: Any, ledger: Any) -> None:
+        await self.win(ledger, self.key(), HOLD)
+        await self.age(store, 100 * TTL_S)
+        await ledger.sweep()
+        assert isinstance(await self.ask(ledger, self.key(), HOLD), Orphan)
+
+    async def test_a_finished_record_expires(self, store: Any, ledger: Any) -> None:
+        won = await self.win(ledger, self.key())
+        await ledger.note(won.claim, "a", b"1")
+        await ledger.complete(won.claim, VALUE)
+        await self.age(store, TTL_S - 5)
+        assert isinstance(await self.ask(ledger, self.key()), Done)
+        await self.age(store, 10)
+        again = await self.win(ledger, self.key(), fp=OTHER_FP)
+        assert again.claim.fence > won.claim.fence
+        assert again.claim.number == 1
+        assert dict(again.steps) == {}
+
+    async def test_ttl_none_never_expires(self, store: Any, ledger: Any) -> None:
+        won = await self.win(ledger, self.key(), replace(TERMS, ttl_s=None))
+        await ledger.complete(won.claim, VALUE)
+        await self.age(store, 10_000 * TTL_S)
+        await ledger.sweep()
+        assert isinstance(await self.ask(ledger, self.key()), Done)
+
+    async def test_a_doubled_claim_after_release_claims_for_nobody(self, ledger: Any) -> None:
+        won = await self.win(ledger, self.key())
+        await ledger.release(won.claim)
+        late = await ledger.claim(
+            self.key(), attempt=won.claim.attempt, fingerprint=FP, terms=TERMS
+        )
+        assert late == Busy(0.0)
+        assert isinstance(await self.ask(ledger, self.key()), Won)
+
+    # --- complete, release, renew, note -------------------------------------------------------
+
+    async def test_release_frees_at_once(self, ledger: Any) -> None:
+        first = await self.win(ledger, self.key())
+        assert await ledger.release(first.claim, error="card declined") == Kept()
+        second = await self.win(ledger, self.key())
+        assert second.claim.fence > first.claim.fence
+        assert second.claim.number == 2
+        assert second.orphan is None
+
+    async def test_release_by_attempt_without_a_fence(self, ledger: Any) -> None:
+        first = await self.win(ledger, self.key())
+        assert await ledger.release(replace(first.claim, fence=0)) == Kept()
+        assert isinstance(await self.ask(ledger, self.key()), Won)
+
+    async def test_release_twice_is_kept_and_does_not_touch_the_next_holder(
+        self, ledger: Any
+    ) -> None:
+        first = await self.win(ledger, self.key())
+        assert await ledger.release(first.claim) == Kept()
+        assert await ledger.release(first.claim) == Kept()
+        second = await self.win(ledger, self.key())
+        assert await ledger.release(first.claim) == Lost()
+        assert await ledger.complete(second.claim, VALUE) == Kept()
+
+    async def test_a_stale_claim_changes_nothing(self, store: Any, ledger: Any) -> None:
+        stale = (await self.win(ledger, self.key())).claim
+        await self.age(store, LEASE_S + 1)
+        fresh = (await self.win(ledger, self.key())).claim
+        assert await ledger.complete(stale, OTHER) == Lost()
+        assert await ledger.renew(stale) == Lost()
+        assert await ledger.note(stale, "step", b"x") == Lost()
+        assert await ledger.release(stale) == Lost()
+        assert isinstance(await self.ask(ledger, self.key()), Busy)
+        assert await ledger.complete(fresh, VALUE) == Kept()
+        for verdict in (
+            await ledger.complete(stale, OTHER),
+            await ledger.renew(stale),
+            await ledger.note(stale, "step", b"x"),
+            await ledger.release(stale),
+        ):
+            assert verdict == Lost(VALUE)
+        assert await self.ask(ledger, self.key()) == Done(VALUE, fresh.fence)
+
+    async def test_a_wrong_fence_changes_nothing(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        wrong = replace(claim, fence=claim.fence + 1)
+        assert await ledger.complete(wrong, VALUE) == Lost()
+        assert await ledger.release(wrong) == Lost()
+        assert isinstance(await self.ask(ledger, self.key()), Busy)
+
+    async def test_only_an_outcome_of_the_same_call_is_handed_to_a_stale_claim(
+        self, store: Any, ledger: Any
+    ) -> None:
+        stale = (await self.win(ledger, self.key())).claim
+        await self.age(store, LEASE_S + TTL_S + 5)
+        other = (await self.win(ledger, self.key(), fp=OTHER_FP)).claim
+        await ledger.complete(other, OTHER)
+        assert await ledger.complete(stale, VALUE) == Lost()
+
+    async def test_completing_twice_is_kept(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        assert await ledger.complete(claim, VALUE) == Kept()
+        assert await ledger.complete(claim, VALUE) == Kept()
+        assert await ledger.complete(claim, OTHER) == Lost(VALUE)
+        assert await self.ask(ledger, self.key()) == Done(VALUE, claim.fence)
+
+    async def test_a_late_complete_under_the_current_fence_counts(
+        self, store: Any, ledger: Any
+    ) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await self.age(store, LEASE_S + 1)
+        assert await ledger.complete(claim, VALUE) == Kept()
+        assert await self.ask(ledger, self.key()) == Done(VALUE, claim.fence)
+
+    async def test_release_after_complete_is_lost(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await ledger.complete(claim, VALUE)
+        assert await ledger.release(claim) == Lost(VALUE)
+        assert await ledger.renew(claim) == Lost(VALUE)
+        assert isinstance(await self.ask(ledger, self.key()), Done)
+
+    async def test_complete_after_release_is_lost(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await ledger.release(claim)
+        assert await ledger.complete(claim, VALUE) == Lost()
+        assert isinstance(await self.ask(ledger, self.key()), Won)
+
+    async def test_renew_extends_the_lease(self, store: Any, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await self.age(store, LEASE_S - 5)
+        assert await ledger.renew(claim) == Kept()
+        await self.age(store, LEASE_S - 5)
+        assert isinstance(await self.ask(ledger, self.key()), Busy)
+        await self.age(store, 10)
+        assert isinstance(await self.ask(ledger, self.key()), Won)
+
+    async def test_renewing_for_nothing_leaves_the_outcome_unknown(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key(), HOLD)).claim
+        assert await ledger.renew(claim, lease_s=0) == Kept()
+        assert isinstance(await self.ask(ledger, self.key(), HOLD), Orphan)
+        record = await ledger.look(self.key().id)
+        assert record.state is State.UNKNOWN
+        won = await self.win(ledger, self.key(), RECOVER)
+        assert won.orphan is not None
+
+    async def test_steps_are_handed_to_the_next_attempt(self, store: Any, ledger: Any) -> None:
+        first = (await self.win(ledger, self.key())).claim
+        assert await ledger.note(first, "charge", b"\x00\xff") == Kept()
+        assert await ledger.note(first, "m\u00e4il \u2713", b"") == Kept()
+        steps = {"charge": b"\x00\xff", "m\u00e4il \u2713": b""}
+        await self.age(store, LEASE_S + 1)
+        second = await self.win(ledger, self.key())
+        assert dict(second.steps) == steps
+        await ledger.release(second.claim, error="again")
+        third = await self.win(ledger, self.key())
+        assert dict(third.steps) == steps
+
+    async def test_noting_a_step_extends_the_lease(self, store: Any, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await self.age(store, LEASE_S - 5)
+        await ledger.note(claim, "a", b"1")
+        await self.age(store, LEASE_S - 5)
+        assert isinstance(await self.ask(ledger, self.key()), Busy)
+
+    async def test_fences_grow_over_release_expiry_and_forgetting(
+        self, store: Any, ledger: Any
+    ) -> None:
+        fences = []
+        for _ in range(3):
+            won = await self.win(ledger, self.key())
+            fences.append(won.claim.fence)
+            await ledger.release(won.claim)
+        won = await self.win(ledger, self.key())
+        fences.append(won.claim.fence)
+        await ledger.forget(self.key().id, force=True)
+        won = await self.win(ledger, self.key())
+        fences.append(won.claim.fence)
+        assert fences == sorted(set(fences))
+
+    # --- identity -----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("one", "two"),
+        [
+            (("AbC", ""), ("abc ", "")),
+            (("a", ""), ("a ", "")),
+            (("\u00e9", ""), ("e\u0301", "")),
+            (("a\x00b", ""), ("a", "")),
+            (("a:b", "c"), ("b", "c:a")),
+            (("b", "a"), ("ab", "")),
+            (("k", "t1"), ("k", "t2")),
+            (("x" * 255, ""), ("x" * 254, "")),
+            (("\ud800", ""), ("\udfff", "")),
+            (("../../etc/passwd", ""), ("passwd", "")),
+            (("*", ""), ("?", "")),
+            (("{a}", ""), ("{a}b", "")),
+        ],
+    )
+    async def test_odd_keys_do_not_bleed(
+        self, ledger: Any, one: tuple[str, str], two: tuple[str, str]
+    ) -> None:
+        a = self.key(one[0], tenant=one[1])
+        b = self.key(two[0], tenant=two[1])
+        won_a = await self.win(ledger, a)
+        won_b = await self.win(ledger, b)
+        await ledger.complete(won_a.claim, VALUE)
+        await ledger.complete(won_b.claim, OTHER)
+        assert await self.ask(ledger, a) == Done(VALUE, won_a.claim.fence)
+        assert await self.ask(ledger, b) == Done(OTHER, won_b.claim.fence)
+        assert (await ledger.look(a.id)).key.tenant == one[1]
+
+    # --- many at once -------------------------------------------------------------------------
+
+    async def test_many_claims_at_once_have_one_winner(
+        self, store: Any, ledger: Any, colour: Colour
+    ) -> None:
+        if colour.name == "async":
+            answers = await asyncio.gather(*(self.ask(ledger, self.key()) for _ in range(32)))
+        else:
+            answers = _in_threads(lambda: run(self.ask(ledger, self.key())), 32)
+        assert [type(a).__name__ for a in answers].count("Won") == 1
+        assert [type(a).__name__ for a in answers].count("Busy") == 31
+
+    async def test_many_different_keys_at_once_all_win(
+        self, store: Any, ledger: Any, colour: Colour
+    ) -> None:
+        keys = [self.key(f"k{i}") for i in range(50)]
+
+        async def whole(key: Key) -> Any:
+            won = await self.win(ledger, key)
+            verdict = await ledger.complete(won.claim, Outcome("value", key.id))
+            return verdict, await self.ask(ledger, key)
+
+        if colour.name == "async":
+            answers = await asyncio.gather(*(whole(key) for key in keys))
+        else:
+            answers = [run(whole(key)) for key in keys]
+        for key, (verdict, done) in zip(keys, answers, strict=True):
+            assert verdict == Kept()
+            assert done.outcome.data == key.id
+
+    # --- inspect ------------------------------------------------------------------------------
+
+    async def test_look_tells_the_whole_story(self, store: Any, ledger: Any) -> None:
+        first = (await self.win(ledger, self.key(tenant="acme"))).claim
+        await ledger.release(first, error="ValueError: no funds")
+        second = (await self.win(ledger, self.key(tenant="acme"))).claim
+        await ledger.note(second, "charge", b"42")
+        await self.age(store, LEASE_S + 1)
+        third = (await self.win(ledger, self.key(tenant="acme"))).claim
+        await ledger.complete(third, VALUE)
+        record = await ledger.look(self.key(tenant="acme").id)
+        assert record.key == self.key(tenant="acme")
+        assert record.state is State.COMPLETED
+        assert (record.attempt, record.number, record.fence) == (third.attempt, 3, third.fence)
+        assert record.fingerprint == FP
+        assert record.outcome == VALUE
+        assert dict(record.steps) == {"charge": b"42"}
+        assert [(p.number, p.fence, p.attempt) for p in record.past] == [
+            (1, first.fence, first.attempt),
+            (2, second.fence, second.attempt),
+        ]
+        assert "no funds" in record.past[0].ending
+        assert "lease ran out" in record.past[1].ending
+        assert record.holder in third.attempt
+        assert record.completed_at is not None
+        assert record.expires_at is not None
+        assert record.created_at <= record.started_at <= record.completed_at < record.expires_at
+
+    async def test_look_shows_a_failure_and_its_error(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await ledger.release(claim, error="boom \u2713")
+        record = await ledger.look(self.key().id)
+        assert record.state is State.FAILED
+        assert record.error == "boom \u2713"
+
+    async def test_look_finds_nothing_where_nothing_is(self, ledger: Any) -> None:
+        assert await ledger.look(self.key("nobody").id) is None
+
+    async def test_a_held_orphan_is_seen_as_unknown(self, store: Any, ledger: Any) -> None:
+        await self.win(ledger, self.key(), HOLD)
+        assert (await ledger.look(self.key().id)).state is State.PENDING
+        await self.age(store, LEASE_S + 1)
+        assert (await ledger.look(self.key().id)).state is State.UNKNOWN
+        found = await ledger.records(state=State.UNKNOWN)
+        assert [r.key.text for r in found] == ["order-1"]
+
+    async def test_records_are_listed_in_pages_and_filtered(self, ledger: Any) -> None:
+        for i in range(7):
+            won = await self.win(ledger, self.key(f"k{i}", tenant=f"t{i % 2}"))
+            if i % 3 == 0:
+                await ledger.complete(won.claim, VALUE)
+        everything = await ledger.records(limit=100)
+        assert len(everything) == 7
+        ids = [r.key.id for r in everything]
+        assert ids == sorted(ids)
+        paged: list[bytes] = []
+        after = None
+        while page := await ledger.records(limit=3, after=after):
+            paged += [r.key.id for r in page]
+            after = paged[-1]
+        assert paged == ids
+        assert len(await ledger.records(tenant="t1")) == 3
+        assert len(await ledger.records(state=State.COMPLETED)) == 3
+        assert len(await ledger.records(operation="pay")) == 7
+        assert not await ledger.records(operation="other")
+
+    async def test_resolve_settles_an_orphan_with_an_outcome(
+        self, store: Any, ledger: Any
+    ) -> None:
+        claim = (await self.win(ledger, self.key(), HOLD)).claim
+        id = self.key().id
+        settle = {"fence": claim.fence, "outcome": VALUE, "ttl_s": TTL_S}
+        assert not await ledger.resolve(id, **settle)  # the lease is live
+        await self.age(store, LEASE_S + 1)
+        assert not await ledger.resolve(id, **{**settle, "fence": claim.fence - 1})
+        assert await ledger.resolve(id, **settle)
+        assert not await ledger.resolve(id, **settle)
+        assert await self.ask(ledger, self.key(), HOLD) == Done(VALUE, claim.fence)
+        assert await ledger.complete(claim, OTHER) == Lost(VALUE)
+
+    async def test_resolve_lets_an_orphan_run_again(self, store: Any, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key(), HOLD)).claim
+        await self.age(store, LEASE_S + 1)
+        assert await ledger.resolve(
+            self.key().id, fence=claim.fence, outcome=None, ttl_s=TTL_S
+        )
+        again = await self.win(ledger, self.key(), HOLD)
+        assert again.claim.fence > claim.fence
+        assert await ledger.complete(claim, OTHER) == Lost()
+
+    async def test_resolve_answers_no_where_nothing_is(self, ledger: Any) -> None:
+        assert not await ledger.resolve(b"\x01" * 32, fence=1, outcome=VALUE, ttl_s=None)
+
+    async def test_forget_deletes_but_spares_a_live_lease(self, ledger: Any) -> None:
+        id = self.key().id
+        claim = (await self.win(ledger, self.key())).claim
+        await ledger.note(claim, "a", b"1")
+        assert not await ledger.forget(id)
+        assert await ledger.forget(id, force=True)
+        assert await ledger.look(id) is None
+        assert not await ledger.forget(id)
+        again = await self.win(ledger, self.key())
+        assert dict(again.steps) == {}
+        await ledger.complete(again.claim, VALUE)
+        assert await ledger.forget(id)
+
+    async def test_complete_after_forgetting_is_lost(self, ledger: Any) -> None:
+        claim = (await self.win(ledger, self.key())).claim
+        await ledger.forget(self.key().id, force=True)
+        assert await ledger.complete(claim, VALUE) == Lost()
+        assert isinstance(await self.ask(ledger, self.key()), Won)
+
+    async def test_sweep_spares_live_held_and_unexpired_records(
+        self, store: Any, ledger: Any
+    ) -> None:
+        for i in range(3):
+            won = await self.win(ledger, self.key(f"old{i}"))
+            await ledger.complete(won.claim, VALUE)
+        held = await self.win(ledger, self.key("held"), HOLD)
+        await self.age(store, TTL_S + 1)
+        fresh = await self.win(ledger, self.key("fresh"))
+        live = await self.win(ledger, self.key("live"))
+        await ledger.complete(fresh.claim, VALUE)
+        await ledger.sweep(limit=2)
+        await ledger.sweep()
+        assert len(await ledger.records()) == 3
+        assert isinstance(await self.ask(ledger, self.key("fresh")), Done)
+        assert isinstance(await self.ask(ledger, self.key("live")), Busy)
+        assert isinstance(await self.ask(ledger, self.key("held"), HOLD), Orphan)
+        assert await ledger.complete(live.claim, VALUE) == Kept()
+        assert await ledger.complete(held.claim, VALUE) == Kept()
+
+    async def test_guarantees_come_with_reasons(self, ledger: Any) -> None:
+        found = await ledger.guarantees()
+        assert found.store
+        assert found.why
+        assert found.survives <= {"process_crash", "power_loss", "failover"}
+
+    # --- against a model ----------------------------------------------------------------------
+
+    async def test_any_history_agrees_with_the_model(
+        self, store: Any, ledger: Any, colour: Colour
+    ) -> None:
+        """Random histories, step by step against `Model`; a failure shrinks to its shortest."""
+        loop = asyncio.get_running_loop()
+        serial = iter(range(10**9))
+
+        async def play(moves: list[Move]) -> None:
+            model = Model()
+            prefix = f"h{next(serial)}-"
+            for move in moves:
+                await _step(self, store, ledger, model, prefix, move)
+
+        def sync_play(moves: list[Move]) -> None:
+            asyncio.run_coroutine_threadsafe(play(moves), loop).result()
+
+        check = settings(
+            max_examples=self.examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )(given(st.lists(moves(), max_size=25))(sync_play))
+        await asyncio.to_thread(check)
+
+
+def _in_threads(work: Callable[[], Any], count: int) -> list[Any]:
+    barrier = threading.Barrier(count)
+    answers: list[Any] = []
+    errors: list[BaseException] = []
+
+    def one() -> None:
+        barrier.wait()
+        try:
+            answers.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return answers
+
+
+# --- the model ----------------------------------------------------------------------------------
+# Written apart from the stores' own rules on purpose: two descriptions of one behaviour.
+
+POLICIES = {"retry": TERMS, "hold": HOLD, "recover": RECOVER}
+
+
+@dataclass(frozen=True)
+class Move:
+    verb: str
+    key: int = 0
+    who: int = 0
+    policy: str = "retry"
+    fp: bytes = FP
+    seconds: float = 0.0
+    data: bytes = b""
+
+
+@dataclass
+class Slot:
+    """One key in the model; `claims` are the attempts by caller, `owner` the current caller."""
+
+    owner: int
+    fp: bytes
+    held: bool
+    lease_end: float
+    expiry: float | None
+    status: str = "running"
+    result: bytes | None = None
+    steps: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    tries: int = 1
+
+
+def moves() -> st.SearchStrategy[Move]:
+    key, who = st.integers(0, 1), st.integers(0, 3)
+    data = st.binary(max_size=3)
+    return st.one_of(
+        st.builds(
+            Move,
+            st.just("claim"),
+            key,
+            who,
+            st.sampled_from(sorted(POLICIES)),
+            st.sampled_from([FP, FP, FP, OTHER_FP]),
+        ),
+        st.builds(Move, st.sampled_from(["complete", "note"]), key, who, data=data),
+        st.builds(Move, st.sampled_from(["release", "renew", "abandon"]), key, who),
+        st.builds(
+            Move,
+            st.just("age"),
+            seconds=st.sampled_from([10.0, LEASE_S + 3, TTL_S + 3, LEASE_S + TTL_S + 7]),
+        ),
+        st.builds(Move, st.sampled_from(["forget", "sweep"]), key),
+    )
+
+
+class Model:
+    """The ledger on paper: who owns a key, until when, and how it ended."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slots: dict[int, Slot] = {}
+        self.claims: dict[tuple[int, int], Claim] = {}
+        self.fence: dict[int, int] = {}
+
+    def slot(self, key: int) -> Slot | None:
+        slot = self.slots.get(key)
+        if slot is not None and slot.expiry is not None and slot.expiry <= self.time:
+            del self.slots[key]
+            return None
+        return slot
+
+    def claim(self, move: Move) -> str:
+        slot, terms = self.slot(move.key), POLICIES[move.policy]
+        if slot is None:
+            return "Won"
+        if slot.fp != move.fp:
+            return "Mismatch"
+        if slot.status == "done":
+            return "Done"
+        if slot.status == "failed":
+            return "Won"
+        if slot.lease_end > self.time:
+            return "Busy"
+        if not terms.takeover or (slot.held and not terms.hold):
+            return "Orphan"
+        return "Won"
+
+    def won(self, move: Move, claim: Claim) -> None:
+        before, terms = self.slot(move.key), POLICIES[move.policy]
+        expiry = None if terms.hold else self.time + LEASE_S + TTL_S
+        slot = Slot(move.who, move.fp, terms.hold, self.time + LEASE_S, expiry)
+        if before is not None:
+            slot.steps, slot.tries = before.steps, before.tries + 1
+        self.slots[move.key] = slot
+        self.claims[move.key, move.who] = claim
+        assert claim.number == slot.tries
+        assert claim.fence > self.fence.get(move.key, 0), "fences grow"
+        self.fence[move.key] = claim.fence
+
+    def change(self, move: Move) -> str:
+        claim = self.claims[move.key, move.who]
+        # A row past its expiry may still be there: its own holder may still finish it.
+        slot = self.slots.get(move.key)
+        if slot is None or slot.owner != move.who or claim.fence != self.fence[move.key]:
+            return "Lost"
+        if slot.status == "failed":
+            return "Kept" if move.verb == "release" else "Lost"
+        if slot.status == "done":
+            same = move.verb == "complete" and slot.result == move.data
+            return "Kept" if same else "Lost"
+        self._change(slot, claim, move)
+        return "Kept"
+
+    def _change(self, slot: Slot, claim: Claim, move: Move) -> None:
+        hold = claim.terms.hold
+        if move.verb == "complete":
+            slot.status, slot.result, slot.expiry = "done", move.data, self.time + TTL_S
+        elif move.verb == "release":
+            slot.status, slot.expiry = "failed", self.time + TTL_S
+        else:
+            lease = 0.0 if move.verb == "abandon" else LEASE_S
+            slot.lease_end = self.time + lease
+            slot.expiry = None if hold else self.time + lease + TTL_S
+            if move.verb == "note":
+                slot.steps = {**slot.steps, "s": move.data}
+
+
+async def _step(
+    contract: Any, store: Any, ledger: Any, model: Model, prefix: str, move: Move
+) -> None:
+    if move.verb == "age":
+        await contract.age(store, move.seconds)
+        model.time += move.seconds
+        for key in list(model.slots):  # expired rows may be gone: only then are they out of play
+            if model.slot(key) is None:
+                await ledger.forget(contract.key(f"{prefix}{key}").id, force=True)
+        return
+    key = contract.key(f"{prefix}{move.key}")
+    if move.verb == "sweep":
+        await ledger.sweep()
+    elif move.verb == "forget":
+        await ledger.forget(key.id, force=True)
+        model.slots.pop(move.key, None)
+    elif move.verb == "claim":
+        await _claim(ledger, model, key, move)
+    elif (move.key, move.who) in model.claims:
+        await _change(ledger, model, move)
+
+
+async def _claim(ledger: Any, model: Model, key: Key, move: Move) -> None:
+    expected = model.claim(move)
+    answer = await ledger.claim(
+        key, attempt=new_attempt(), fingerprint=move.fp, terms=POLICIES[move.policy]
+    )
+    assert type(answer).__name__ == expected, (answer, expected)
+    slot = model.slot(move.key)
+    if isinstance(answer, Won):
+        assert dict(answer.steps) == ({} if slot is None else slot.steps)
+        model.won(move, answer.claim)
+    elif isinstance(answer, Done):
+        assert slot is not None
+        assert answer.outcome.data == slot.result
+
+
+async def _change(ledger: Any, model: Model, move: Move) -> None:
+    claim = model.claims[move.key, move.who]
+    expected = model.change(move)
+    verdict = await {
+        "complete": lambda: ledger.complete(claim, Outcome("value", move.data)),
+        "release": lambda: ledger.release(claim),
+        "renew": lambda: ledger.renew(claim),
+        "abandon": lambda: ledger.renew(claim, lease_s=0),
+        "note": lambda: ledger.note(claim, "s", move.data),
+    }[move.verb]()
+    assert type(verdict).__name__ == expected, (move, verdict, expected)

@@ -1,0 +1,228 @@
+"""The words of the house, as values.
+
+A `Key` names an effect. A `Claim` is the right to perform it, until its lease runs out. Every
+verb of a ledger answers with one of the values below, to be matched exhaustively; an exception
+means that the store itself failed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "Answer",
+    "Busy",
+    "Claim",
+    "Done",
+    "Guarantees",
+    "Kept",
+    "Key",
+    "Kind",
+    "Lost",
+    "Mismatch",
+    "Orphan",
+    "Outcome",
+    "Past",
+    "Record",
+    "State",
+    "Survives",
+    "Terms",
+    "Verdict",
+    "Won",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is to happen once: a tenant's key, for one operation.
+
+    `id` is the identity, a 32-byte hash of tenant and key; two keys are the same record exactly
+    when their ids are equal. `text` and `tenant` are for people. `operation` is compared, not
+    part of the identity (unless the guard says `per_operation=True`).
+    """
+
+    id: bytes
+    text: str
+    tenant: str = ""
+    operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a claim is held. Durations are seconds.
+
+    `lease_s`: how long a silent holder keeps the key. `ttl_s`: how long a finished record is
+    kept, None for ever. `takeover`: may this claim take over from a holder whose lease ran out?
+    `hold`: does the record stay until its outcome is known, however long that takes? A record
+    claimed with `hold` is never taken over by a claim without it.
+    """
+
+    lease_s: float = 30.0
+    ttl_s: float | None = 86_400.0
+    takeover: bool = True
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to perform an effect, and to record how it ended.
+
+    `attempt` is the random id of this try, `holder/random`. `fence` grows with every new holder
+    of the key, over release, expiry, sweep and failover. `number` counts the tries, from 1.
+    A `fence` of 0 means "whatever fence this attempt got": a caller that was cut off in the
+    middle of claiming releases by attempt.
+    """
+
+    key: Key
+    attempt: str
+    fingerprint: bytes
+    terms: Terms
+    fence: int = 0
+    number: int = 1
+
+
+Kind: TypeAlias = Literal["value", "error", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it ended: a value, an error, or a result that happened but could not be stored.
+
+    `data` is what the codec made of it and comes back to the byte. `status` is the HTTP status
+    where there is one.
+    """
+
+    kind: Kind
+    data: bytes
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """The holder's lease ran out at `since` and nobody knows how it ended. Nothing was changed."""
+
+    fence: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """Run it. `steps` are the recovery points that earlier attempts recorded.
+
+    `orphan` is set when this claim took over from a holder that vanished.
+    """
+
+    claim: Claim
+    steps: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    orphan: Orphan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It happened: replay."""
+
+    outcome: Outcome
+    fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Somebody holds a live lease, for `left_s` more seconds by the store's clock."""
+
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The key was used for another operation, or with another fingerprint."""
+
+    what: Literal["operation", "fingerprint"]
+
+
+Answer: TypeAlias = Won | Done | Busy | Mismatch | Orphan
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The claim was the current one, and the change is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The claim was not the current one, and nothing was changed.
+
+    `outcome` is what somebody else recorded for the same operation and fingerprint, if anything.
+    """
+
+    outcome: Outcome | None = None
+
+
+Verdict: TypeAlias = Kept | Lost
+
+
+class State(enum.StrEnum):
+    """The state of a record as people see it."""
+
+    PENDING = "PENDING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An attempt that is over: who, when, and how it ended."""
+
+    number: int
+    fence: int
+    attempt: str
+    started_at: datetime
+    ended_at: datetime
+    ending: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A key's whole story, for people."""
+
+    key: Key
+    state: State
+    fingerprint: bytes
+    attempt: str
+    number: int
+    fence: int
+    held: bool
+    created_at: datetime
+    started_at: datetime
+    lease_until: datetime
+    completed_at: datetime | None = None
+    expires_at: datetime | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    steps: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    past: tuple[Past, ...] = ()
+
+    @property
+    def holder(self) -> str:
+        """Host and process of the last attempt."""
+        return self.attempt.rpartition("/")[0]
+
+
+Survives: TypeAlias = Literal["process_crash", "power_loss", "failover"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """What a store's answers survive, as configured right now, and why.
+
+    `shared` says whether other processes see the same records.
+    """
+
+    store: str
+    survives: frozenset[Survives]
+    shared: bool
+    why: tuple[str, ...] = ()
