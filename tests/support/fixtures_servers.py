@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support import binaries, process, servers
+from support.binaries import Binary
 
 REQUIRED = "SEMEL_TEST_REQUIRE"
 ENGINES = "SEMEL_TEST_ENGINES"
@@ -86,13 +87,39 @@ def _or_skip(start: Callable[[], Server]) -> Server:
 # --- servers, one per worker --------------------------------------------------------------------
 
 
+class Engines:
+    """The servers of this worker that come in several versions, each started once.
+
+    Tests run in random order, so a fixture that stopped one version to start the next would
+    spend the run on that.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Binary, Any] = {}
+
+    def get(self, binary: Binary, start: Callable[[Binary], Server]) -> Server:
+        if binary not in self._running:
+            self._running[binary] = start(binary)
+        server: Server = self._running[binary]
+        return server
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
 @pytest.fixture(scope="session")
-def redis_server(request: pytest.FixtureRequest) -> Iterator[servers.RedisServer]:
+def engines() -> Iterator[Engines]:
+    running = Engines()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest, engines: Engines) -> servers.RedisServer:
     """A real Redis; with `--engines=all`, every Redis and Valkey in turn."""
-    engine = getattr(request, "param", None)
-    server = _or_skip(lambda: servers.start_redis(engine))
-    yield server
-    server.stop()
+    binary = getattr(request, "param", None) or _or_skip(lambda: binaries.find("redis"))
+    return engines.get(binary, servers.start_redis)
 
 
 @pytest.fixture(scope="session")
@@ -119,11 +146,9 @@ def redis_sentinel() -> Iterator[servers.RedisSentinel]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(request: pytest.FixtureRequest) -> Iterator[servers.PostgresServer]:
-    engine = getattr(request, "param", None)
-    server = _or_skip(lambda: servers.start_postgres(engine))
-    yield server
-    server.stop()
+def postgres_server(request: pytest.FixtureRequest, engines: Engines) -> servers.PostgresServer:
+    binary = getattr(request, "param", None) or _or_skip(lambda: binaries.find("postgres"))
+    return engines.get(binary, servers.start_postgres)
 
 
 @pytest.fixture(scope="session")
