@@ -1,0 +1,1141 @@
+"""The guard's promises, each in both colours, over the memory store with a clock we own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+import semel
+from semel import (
+    ClaimLostError,
+    DuplicateExecutionError,
+    IdempotencyConflictError,
+    InProgressError,
+    OutcomeUnknownError,
+    ResultLostError,
+    SettingsError,
+    current,
+    idempotent,
+    once,
+    step,
+)
+from semel.colour import ASYNC, SYNC, run
+from semel.guard import CannotTell, Recovered, Retry
+from semel.keys import make_key, new_attempt
+from semel.stores.memory import MemoryStore
+from semel.testing.clock import FakeClock
+from semel.values import Outcome, State, Terms, Won
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock):
+    return MemoryStore(clock=clock)
+
+
+@dataclass
+class Paint:
+    """Makes guarded functions of one colour out of plain bodies, and calls them."""
+
+    colour: object
+
+    def guard(self, body, **settings):
+        if body.__name__ == "<lambda>":
+            settings.setdefault("operation", "work")
+        if self.colour is SYNC:
+            return idempotent(**settings)(body)
+        if inspect.iscoroutinefunction(body):
+            return idempotent(**settings)(body)
+        return idempotent(**settings)(_made_async(body))
+
+    async def call(self, fn, *args, **kwargs):
+        result = fn(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def ledger(self, store, verb, *args, **kwargs):
+        flow = getattr(store.ledger(self.colour), verb)(*args, **kwargs)
+        return await flow
+
+
+def _made_async(body):
+    import functools
+
+    @functools.wraps(body)
+    async def painted(*args, **kwargs):
+        result = body(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return painted
+
+
+@pytest.fixture(params=["sync", "async"])
+def paint(request):
+    return Paint(SYNC if request.param == "sync" else ASYNC)
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+def claimed_elsewhere(store, key, terms=None, fp=b""):
+    """Somebody else, in another process, holds this key."""
+    answer = run(
+        store.ledger(SYNC).claim(
+            key, attempt=new_attempt(), fingerprint=fp, terms=terms or Terms()
+        )
+    )
+    assert isinstance(answer, Won)
+    return answer.claim
+
+
+# --- the main line ------------------------------------------------------------------------------
+
+
+async def test_the_body_runs_once_and_the_result_is_replayed(paint, store, calls):
+    def pay(order, amount=5):
+        calls.append((order, amount))
+        return {"order": order, "paid": (amount, 1)}
+
+    pay = paint.guard(pay, store=store)
+    first = await paint.call(pay, "o1")
+    again = await paint.call(pay, order="o1", amount=5)
+    assert first == again == {"order": "o1", "paid": (5, 1)}
+    assert calls == [("o1", 5)]
+    await paint.call(pay, "o2")
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("result", [None, 0, "", [], {}, False, (), 0.0, b""])
+async def test_falsy_results_are_replayed_as_they_were(paint, store, calls, result):
+    def work():
+        calls.append(1)
+        return result
+
+    work = paint.guard(work, store=store)
+    for _ in range(3):
+        got = await paint.call(work)
+        assert got == result
+        assert type(got) is type(result)
+    assert len(calls) == 1
+
+
+async def test_a_bare_decorator_works(paint, store, calls):
+    semel.configure(store=store)
+    try:
+        def work(x):
+            calls.append(x)
+            return x
+
+        fn = idempotent(work if paint.colour is SYNC else _made_async(work))
+        assert await paint.call(fn, 1) == 1
+        assert await paint.call(fn, 1) == 1
+        assert calls == [1]
+    finally:
+        semel.configure(store=None)
+
+
+async def test_the_wrapper_looks_like_the_function(paint, store):
+    def work(a: int, *, b: str = "x") -> str:
+        """Doc."""
+        return f"{a}{b}"
+
+    fn = paint.guard(work, store=store)
+    assert fn.__name__ == "work"
+    assert fn.__doc__ == "Doc."
+    assert list(inspect.signature(fn).parameters) == ["a", "b"]
+    assert inspect.iscoroutinefunction(fn) is (paint.colour is ASYNC)
+    with pytest.raises(TypeError):
+        await paint.call(fn)
+
+
+async def test_first_result_is_the_callers_own_and_a_replay_is_a_copy(paint, store):
+    shared = {"n": [1]}
+    fn = paint.guard(lambda: shared, store=store, key="k")
+    first = await paint.call(fn)
+    assert first is shared
+    shared["n"].append(2)
+    assert await paint.call(fn) == {"n": [1]}
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+async def test_a_key_template_and_the_arguments_as_fingerprint(paint, store, calls):
+    def pay(user, amount):
+        calls.append(amount)
+        return amount
+
+    pay = paint.guard(pay, store=store, key="invoice:{user}")
+    assert await paint.call(pay, 7, 10) == 10
+    assert await paint.call(pay, 7, 10) == 10
+    with pytest.raises(IdempotencyConflictError, match="other arguments"):
+        await paint.call(pay, 7, 11)
+    assert calls == [10]
+
+
+async def test_fingerprint_none_compares_nothing(paint, store, calls):
+    def pay(user, amount):
+        calls.append(amount)
+        return amount
+
+    pay = paint.guard(pay, store=store, key="invoice:{user}", fingerprint=None)
+    assert await paint.call(pay, 7, 10) == 10
+    assert await paint.call(pay, 7, 11) == 10
+    assert calls == [10]
+
+
+async def test_fingerprint_by_function(paint, store, calls):
+    def pay(user, amount, trace=None):
+        calls.append(amount)
+        return amount
+
+    pay = paint.guard(
+        pay, store=store, key="i:{user}", fingerprint=lambda user, amount, trace=None: amount
+    )
+    await paint.call(pay, 7, 10, trace=object())
+    await paint.call(pay, 7, 10, trace=object())
+    with pytest.raises(IdempotencyConflictError):
+        await paint.call(pay, 7, 12)
+    assert calls == [10]
+
+
+async def test_a_key_function(paint, store, calls):
+    def pay(user, amount):
+        calls.append(user)
+        return user
+
+    pay = paint.guard(pay, store=store, key=lambda user, amount: f"k:{user}")
+    await paint.call(pay, 1, 2)
+    await paint.call(pay, 1, 2)
+    assert calls == [1]
+    assert pay.key_for(1, 2).text == "k:1"
+
+
+@pytest.mark.parametrize("bad", [None, "", 7, "x" * 256])
+async def test_a_bad_key_is_refused_and_nothing_runs(paint, store, calls, bad):
+    fn = paint.guard(lambda: calls.append(1), store=store, key=lambda: bad)
+    with pytest.raises(SettingsError):
+        await paint.call(fn)
+    assert calls == []
+
+
+async def test_the_same_key_in_another_function_is_a_conflict(paint, store):
+    one = paint.guard(lambda: 1, store=store, key="same", operation="one")
+    two = paint.guard(lambda: 2, store=store, key="same", operation="two")
+    assert await paint.call(one) == 1
+    with pytest.raises(IdempotencyConflictError, match="per_operation"):
+        await paint.call(two)
+
+
+async def test_per_operation_makes_them_two(paint, store):
+    one = paint.guard(lambda: 1, store=store, key="same", operation="one", per_operation=True)
+    two = paint.guard(lambda: 2, store=store, key="same", operation="two", per_operation=True)
+    assert await paint.call(one) == 1
+    assert await paint.call(two) == 2
+
+
+async def test_a_new_version_forgets_the_old_results(paint, store):
+    one = paint.guard(lambda: 1, store=store, key="k", operation="o")
+    two = paint.guard(lambda: 2, store=store, key="k", operation="o", version="2")
+    assert await paint.call(one) == 1
+    assert await paint.call(two) == 2
+
+
+async def test_tenants_do_not_share(paint, store, calls):
+    def pay(tenant, n):
+        calls.append(tenant)
+        return tenant
+
+    pay = paint.guard(pay, store=store, key="k:{n}", scope=lambda tenant, n: tenant)
+    assert await paint.call(pay, "a", 1) == "a"
+    assert await paint.call(pay, "b", 1) == "b"
+    assert await paint.call(pay, "a", 1) == "a"
+    assert calls == ["a", "b"]
+
+
+async def test_an_empty_tenant_is_refused(paint, store, calls):
+    fn = paint.guard(lambda: calls.append(1), store=store, key="k", scope=lambda: "")
+    with pytest.raises(SettingsError, match="scope"):
+        await paint.call(fn)
+    assert calls == []
+
+
+async def test_an_argument_that_cannot_be_canonical_is_refused_by_name(paint, store, calls):
+    def work(socket):
+        calls.append(1)
+
+    work = paint.guard(work, store=store)
+    with pytest.raises(SettingsError, match=r"socket.*key="):
+        await paint.call(work, object())
+    assert calls == []
+
+
+async def test_arguments_mutated_by_the_body_do_not_change_the_key(paint, store, calls):
+    def work(items):
+        calls.append(1)
+        items.append("more")
+        return len(items)
+
+    work = paint.guard(work, store=store)
+    assert await paint.call(work, [1]) == 2
+    assert await paint.call(work, [1]) == 2
+    assert calls == [1]
+
+
+# --- methods and handlers -----------------------------------------------------------------------
+
+
+async def test_methods_with_a_key(store, calls):
+    class Till:
+        @idempotent(key="pay:{order}", store=store)
+        def pay(self, order):
+            calls.append(order)
+            return order
+
+        @idempotent(key="apay:{order}", store=store)
+        async def apay(self, order):
+            calls.append(order)
+            return order
+
+        @idempotent(key="s:{order}", store=store)
+        @staticmethod
+        def static(order):
+            calls.append(order)
+            return order
+
+        @classmethod
+        @idempotent(store=store, key="m:{order}")
+        def made(cls, order):
+            calls.append(order)
+            return cls.__name__
+
+    till = Till()
+    assert till.pay("o") == till.pay("o") == Till().pay("o") == "o"
+    assert await till.apay("a") == await till.apay("a") == "a"
+    assert Till.static("s") == Till.static("s") == "s"
+    assert Till.made("m") == Till.made("m") == "Till"
+    assert calls == ["o", "a", "s", "m"]
+    assert Till.pay.key_for(till, "o").text == "pay:o"
+
+
+def test_a_method_without_a_key_is_refused_unless_self_has_one(store, calls):
+    class Plain:
+        @idempotent(store=store)
+        def pay(self, order):
+            calls.append(order)
+
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __idempotency_key__(self):
+            return self.name
+
+        @idempotent(store=store)
+        def pay(self, order):
+            calls.append((self.name, order))
+
+    with pytest.raises(SettingsError, match=r"self.*key="):
+        Plain().pay(1)
+    Named("a").pay(1)
+    Named("a").pay(1)
+    Named("b").pay(1)
+    assert calls == [("a", 1), ("b", 1)]
+
+
+@dataclass
+class CreateOrder:
+    idempotency_key: str | None
+    item: str
+
+
+def command_handler(cls):
+    cls.is_handler = True
+    return cls
+
+
+async def test_command_handler_classes_above_and_below_another_decorator(store, calls):
+    @idempotent(operation="CreateOrder", store=store)
+    @command_handler
+    class Above:
+        async def handle(self, command: CreateOrder):
+            calls.append(command.item)
+            return {"item": command.item}
+
+    @command_handler
+    @idempotent(operation="CreateOrderSync", store=store)
+    class Below:
+        def handle(self, command: CreateOrder):
+            calls.append(command.item)
+            return command.item
+
+    handler = Above()
+    assert Above.is_handler
+    assert await handler.handle(CreateOrder("k1", "tea")) == {"item": "tea"}
+    assert await Above().handle(CreateOrder("k1", "tea")) == {"item": "tea"}
+    with pytest.raises(IdempotencyConflictError):
+        await handler.handle(CreateOrder("k1", "coffee"))
+    assert Below().handle(CreateOrder("k2", "milk")) == "milk"
+    assert Below().handle(CreateOrder("k2", "milk")) == "milk"
+    with pytest.raises(IdempotencyConflictError):
+        Below().handle(CreateOrder("k1", "tea"))
+    with pytest.raises(SettingsError, match="idempotency_key"):
+        Below().handle(CreateOrder(None, "milk"))
+    assert calls == ["tea", "milk"]
+    record = run(store.ledger(SYNC).look(make_key("k1").id))
+    assert record.key.operation == "CreateOrder"
+
+
+def test_a_class_without_handle_is_refused():
+    with pytest.raises(SettingsError, match="handle"):
+        @idempotent(operation="X")
+        class Nothing:
+            pass
+
+
+# --- duplicates ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["return", "raise"])
+async def test_a_running_call_is_in_progress(paint, store, calls, mode):
+    fn = paint.guard(
+        lambda: calls.append(1), store=store, key="k", on_duplicate=mode, operation="o"
+    )
+    claimed_elsewhere(store, make_key("k", operation="o"), fp=_fp(fn))
+    with pytest.raises(InProgressError) as caught:
+        await paint.call(fn)
+    assert caught.value.key == "k"
+    assert 0 < caught.value.retry_after <= 30
+    assert calls == []
+
+
+def _fp(fn):
+    """The fingerprint a call of fn without arguments has."""
+    guard = fn.key_for.__self__
+    return guard._identify((), {})[1]
+
+
+async def test_raise_tells_of_the_first_result(paint, store, calls):
+    def work():
+        calls.append(1)
+        return "first"
+
+    work = paint.guard(work, store=store, on_duplicate="raise")
+    assert await paint.call(work) == "first"
+    with pytest.raises(DuplicateExecutionError) as caught:
+        await paint.call(work)
+    assert not isinstance(caught.value, InProgressError)
+    assert caught.value.result == "first"
+    assert calls == [1]
+
+
+async def test_another_payload_is_a_conflict_whatever_the_mode(paint, store):
+    for mode in ("return", "raise", "wait"):
+        fn = paint.guard(
+            lambda x: x, store=store, key=f"k-{mode}", on_duplicate=mode, operation="o"
+        )
+        await paint.call(fn, 1)
+        with pytest.raises(IdempotencyConflictError):
+            await paint.call(fn, 2)
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+async def test_a_failure_unlocks_and_the_retry_runs(paint, store, calls):
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("no funds")
+        return "ok"
+
+    work = paint.guard(work, store=store, key="k", operation="o")
+    with pytest.raises(ValueError, match="no funds"):
+        await paint.call(work)
+    record = await paint.ledger(store, "look", make_key("k").id)
+    assert record.state is State.FAILED
+    assert record.error == "ValueError: no funds"
+    assert await paint.call(work) == "ok"
+    assert await paint.call(work) == "ok"
+    assert len(calls) == 2
+
+
+class Declined(Exception):
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+async def test_a_locked_failure_is_replayed_with_its_type(paint, store, calls):
+    def work():
+        calls.append(1)
+        raise Declined(51, "no funds")
+
+    work = paint.guard(work, store=store, on_failure="lock")
+    for _ in range(3):
+        with pytest.raises(Declined, match="51: no funds") as caught:
+            await paint.call(work)
+        assert caught.value.code == 51
+    assert calls == [1]
+
+
+async def test_a_locked_failure_raises_duplicate_where_asked(paint, store, calls):
+    def work():
+        calls.append(1)
+        raise ValueError("x")
+
+    work = paint.guard(work, store=store, on_failure="lock", on_duplicate="raise")
+    with pytest.raises(ValueError, match="x"):
+        await paint.call(work)
+    with pytest.raises(DuplicateExecutionError):
+        await paint.call(work)
+    assert calls == [1]
+
+
+async def test_stop_iteration_comes_through_unchanged(store):
+    @idempotent(store=store)
+    def work():
+        raise StopIteration(3)
+
+    @idempotent(store=store, on_failure="lock")
+    def locked():
+        raise StopIteration(4)
+
+    with pytest.raises(StopIteration):
+        work()
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            locked()
+
+
+async def test_a_result_that_cannot_be_stored_is_given_once_and_then_said_to_be_lost(
+    paint, store, calls, caplog
+):
+    def work():
+        calls.append(1)
+        return object()
+
+    work = paint.guard(work, store=store)
+    with caplog.at_level(logging.WARNING):
+        assert type(await paint.call(work)) is object
+    assert "cannot be stored" in caplog.text
+    for _ in range(2):
+        with pytest.raises(ResultLostError, match="object"):
+            await paint.call(work)
+    assert calls == [1]
+
+
+async def test_a_result_over_the_limit_is_lost_not_rerun(paint, store, calls):
+    def work():
+        calls.append(1)
+        return "x" * 2000
+
+    work = paint.guard(work, store=store, max_result=1000)
+    assert len(await paint.call(work)) == 2000
+    with pytest.raises(ResultLostError, match="max_result"):
+        await paint.call(work)
+    assert calls == [1]
+
+
+async def test_a_stored_result_that_cannot_be_read_is_lost_not_rerun(paint, store, calls):
+    fn = paint.guard(lambda: calls.append(1), store=store, key="k", operation="o")
+    claim = claimed_elsewhere(store, make_key("k", operation="o"), fp=_fp(fn))
+    run(store.ledger(SYNC).complete(claim, Outcome("value", b"\xff not json")))
+    with pytest.raises(ResultLostError):
+        await paint.call(fn)
+    assert calls == []
+
+
+def test_a_sync_function_that_returns_a_coroutine_is_refused(store):
+    async def inner():
+        return 1
+
+    @idempotent(store=store, key="k")
+    def work():
+        return inner()
+
+    with pytest.raises(SettingsError, match="guard the async function itself"):
+        work()
+    assert run(store.ledger(SYNC).look(make_key("k").id)).state is State.FAILED
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+class Cut(BaseException):
+    """Like KeyboardInterrupt, which an event loop would take for its own."""
+
+
+async def test_interrupted_with_retry_releases_at_once(paint, store, calls):
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise Cut
+        return "ok"
+
+    work = paint.guard(work, store=store)
+    with pytest.raises(Cut):
+        await paint.call(work)
+    assert await paint.call(work) == "ok"
+
+
+@pytest.mark.parametrize("cut", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_interrupted_with_hold_stays_unknown_until_resolved(store, calls, cut):
+    @idempotent(store=store, key="k", operation="o", on_crash="hold")
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise cut
+        return "ok"
+
+    with pytest.raises(cut):
+        work()
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknownError, match="resolve"):
+            work()
+    ledger = store.ledger(SYNC)
+    record = run(ledger.look(make_key("k").id))
+    assert record.state is State.UNKNOWN
+    run(ledger.resolve(record.key.id, fence=record.fence, outcome=None, ttl_s=60))
+    assert work() == "ok"
+    assert len(calls) == 2
+
+
+async def test_a_dead_holder_is_taken_over_when_its_lease_ends(paint, store, clock, calls):
+    def work():
+        calls.append(current().number)
+        return "ok"
+
+    work = paint.guard(work, store=store, key="k", operation="o")
+    claimed_elsewhere(store, make_key("k", operation="o"), fp=_fp(work))
+    with pytest.raises(InProgressError):
+        await paint.call(work)
+    clock.advance(31)
+    assert await paint.call(work) == "ok"
+    assert calls == [2]
+
+
+async def test_hold_never_takes_over(paint, store, clock, calls):
+    fn = paint.guard(
+        lambda: calls.append(1), store=store, key="k", operation="o", on_crash="hold"
+    )
+    claimed_elsewhere(
+        store, make_key("k", operation="o"), Terms(takeover=False, hold=True), _fp(fn)
+    )
+    clock.advance(10**7)
+    with pytest.raises(OutcomeUnknownError):
+        await paint.call(fn)
+    assert calls == []
+
+
+@pytest.mark.parametrize("found", ["recovered", "retry", "cannot tell"])
+async def test_recover_asks_the_world(paint, store, clock, calls, found):
+    asked = []
+
+    def recover(attempt):
+        asked.append((attempt.key, attempt.number, attempt.child_key("charge")))
+        return {
+            "recovered": Recovered("from the provider"),
+            "retry": Retry(),
+            "cannot tell": CannotTell(),
+        }[found]
+
+    def work():
+        calls.append(1)
+        return "ran"
+
+    work = paint.guard(work, store=store, key="k", operation="o", on_crash=recover)
+    claimed_elsewhere(
+        store, make_key("k", operation="o"), Terms(takeover=True, hold=True), _fp(work)
+    )
+    clock.advance(31)
+    if found == "cannot tell":
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknownError):
+                await paint.call(work)
+        assert [n for _, n, _ in asked] == [2, 3]
+        assert calls == []
+        return
+    expected = "from the provider" if found == "recovered" else "ran"
+    assert await paint.call(work) == expected
+    assert await paint.call(work) == expected
+    assert len(asked) == 1
+    assert calls == ([] if found == "recovered" else [1])
+
+
+async def test_recover_is_not_asked_without_a_crash(paint, store, calls):
+    def recover(attempt):
+        raise AssertionError("not to be asked")
+
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("plain failure")
+        return "ok"
+
+    work = paint.guard(work, store=store, on_crash=recover)
+    with pytest.raises(ValueError, match="plain"):
+        await paint.call(work)
+    assert await paint.call(work) == "ok"
+
+
+async def test_a_recover_that_fails_or_answers_nonsense_leaves_it_unknown(
+    paint, store, clock, calls
+):
+    for answer in ("nonsense", ValueError("world is down")):
+        def recover(attempt, answer=answer):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        key = f"k{answer}"
+        work = paint.guard(
+            lambda: calls.append(1), store=store, key=lambda key=key: key, operation="o",
+            on_crash=recover,
+        )
+        claimed_elsewhere(store, make_key(key, operation="o"), Terms(hold=True), _fp(work))
+        clock.advance(31)
+        with pytest.raises((SettingsError, ValueError)):
+            await paint.call(work)
+        record = await paint.ledger(store, "look", make_key(key).id)
+        assert record.state is State.UNKNOWN
+    assert calls == []
+
+
+async def test_a_late_holder_adopts_the_winners_outcome(paint, store, clock):
+    winner = {}
+
+    def work():
+        # The process freezes here past its lease; somebody else takes over and finishes.
+        clock.advance(31)
+        won = claimed_elsewhere(store, make_key("k", operation="o"), fp=winner["fp"])
+        run(store.ledger(SYNC).complete(won, Outcome("value", b'"the winner\'s"')))
+        return "mine"
+
+    work = paint.guard(work, store=store, key="k", operation="o")
+    winner["fp"] = _fp(work)
+    assert await paint.call(work) == "the winner's"
+    assert await paint.call(work) == "the winner's"
+
+
+async def test_a_late_holder_that_fails_adopts_too(paint, store, clock):
+    winner = {}
+
+    def work():
+        clock.advance(31)
+        won = claimed_elsewhere(store, make_key("k", operation="o"), fp=winner["fp"])
+        run(store.ledger(SYNC).complete(won, Outcome("value", b'"done"')))
+        raise ValueError("late and wrong")
+
+    work = paint.guard(work, store=store, key="k", operation="o")
+    winner["fp"] = _fp(work)
+    assert await paint.call(work) == "done"
+
+
+async def test_a_late_holder_without_a_winner_yet_is_told_so(paint, store, clock):
+    winner = {}
+
+    def work():
+        clock.advance(31)
+        claimed_elsewhere(store, make_key("k", operation="o"), fp=winner["fp"])
+        return "mine"
+
+    work = paint.guard(work, store=store, key="k", operation="o")
+    winner["fp"] = _fp(work)
+    with pytest.raises(ClaimLostError) as caught:
+        await paint.call(work)
+    assert caught.value.result == "mine"
+
+
+# --- context, steps -----------------------------------------------------------------------------
+
+
+async def test_current_tells_the_body_who_it_is(paint, store):
+    seen = {}
+
+    def work():
+        attempt = current()
+        seen.update(
+            key=attempt.key,
+            tenant=attempt.tenant,
+            number=attempt.number,
+            fence=attempt.fence,
+            replayed=attempt.replayed,
+            operation=attempt.operation,
+            child=attempt.child_key("a"),
+            same=attempt.child_key("a"),
+            other=attempt.child_key("b"),
+        )
+
+    work = paint.guard(work, store=store, key="k", operation="o", scope="acme")
+    await paint.call(work)
+    assert seen["key"] == "k"
+    assert seen["tenant"] == "acme"
+    assert seen["number"] == 1
+    assert seen["fence"] > 0
+    assert seen["replayed"] is False
+    assert seen["child"] == seen["same"] != seen["other"]
+    with pytest.raises(SettingsError, match="no guarded call"):
+        current()
+
+
+async def test_child_keys_are_stable_over_attempts(paint, store, calls):
+    def work():
+        calls.append(current().child_key("charge"))
+        if len(calls) == 1:
+            raise ValueError
+        return 1
+
+    work = paint.guard(work, store=store)
+    with pytest.raises(ValueError):
+        await paint.call(work)
+    await paint.call(work)
+    assert len(set(calls)) == 1
+
+
+async def test_steps_are_done_once_over_attempts(paint, store, calls):
+    def charge(amount):
+        calls.append("charge")
+        return {"id": amount}
+
+    async def mail():
+        calls.append("mail")
+
+    def body():
+        a = step("charge", charge, 5)
+        calls.append(("got", a["id"]))
+        if calls.count("charge") == 1 and len([c for c in calls if c == ("got", 5)]) == 1:
+            raise ValueError("fell over after the charge")
+        return a
+
+    async def abody():
+        a = await step("charge", charge, 5)
+        calls.append(("got", a["id"]))
+        if len([c for c in calls if c == ("got", 5)]) == 1:
+            raise ValueError("fell over after the charge")
+        await step("mail", mail)
+        return a
+
+    work = paint.guard(body if paint.colour is SYNC else abody, store=store)
+    with pytest.raises(ValueError, match="fell over"):
+        await paint.call(work)
+    assert await paint.call(work) == {"id": 5}
+    assert calls.count("charge") == 1
+
+
+async def test_a_step_whose_result_cannot_be_stored_is_not_repeated(paint, store, calls):
+    def charge():
+        calls.append(1)
+        return object()
+
+    def body():
+        step("charge", charge)
+        if current().number == 1:
+            raise ValueError("again")
+
+    async def abody():
+        await step("charge", charge)
+        if current().number == 1:
+            raise ValueError("again")
+
+    work = paint.guard(body if paint.colour is SYNC else abody, store=store)
+    with pytest.raises(ValueError, match="again"):
+        await paint.call(work)
+    with pytest.raises(ResultLostError, match="charge"):
+        await paint.call(work)
+    assert calls == [1]
+
+
+def test_an_async_step_in_a_sync_function_is_refused(store):
+    async def charge():
+        return 1
+
+    @idempotent(store=store)
+    def work():
+        return step("charge", charge)
+
+    with pytest.raises(SettingsError, match="async"):
+        work()
+
+
+async def test_a_stale_attempt_cannot_record_a_step(paint, store, clock):
+    winner = {}
+
+    def charge():
+        clock.advance(31)
+        claimed_elsewhere(store, make_key("k", operation="o"), fp=winner["fp"])
+
+    def body():
+        step("charge", charge)
+
+    async def abody():
+        await step("charge", charge)
+
+    work = paint.guard(
+        body if paint.colour is SYNC else abody, store=store, key="k", operation="o"
+    )
+    winner["fp"] = _fp(work)
+    with pytest.raises(ClaimLostError):
+        await paint.call(work)
+
+
+async def test_nested_guards_keep_apart(paint, store, calls):
+    inner = paint.guard(lambda x: calls.append(("inner", x)) or x + 1, store=store, key="i:{x}")
+
+    def outer(x):
+        calls.append(("outer", x))
+        before = current().key
+        value = inner(x)
+        assert current().key == before
+        return value
+
+    async def aouter(x):
+        calls.append(("outer", x))
+        before = current().key
+        value = await inner(x)
+        assert current().key == before
+        return value
+
+    fn = paint.guard(outer if paint.colour is SYNC else aouter, store=store, key="o:{x}")
+    assert await paint.call(fn, 1) == 2
+    assert await paint.call(fn, 1) == 2
+    assert await paint.call(inner, 1) == 2
+    assert calls == [("outer", 1), ("inner", 1)]
+
+
+@pytest.mark.parametrize("mode", ["return", "wait"])
+async def test_recursion_on_one_key_is_an_error_not_a_deadlock(paint, store, mode):
+    def body(n):
+        return fn(n)
+
+    async def abody(n):
+        return await fn(n)
+
+    fn = paint.guard(
+        body if paint.colour is SYNC else abody, store=store, on_duplicate=mode, wait_timeout=60
+    )
+    with pytest.raises(InProgressError, match="call chain"):
+        await paint.call(fn, 1)
+
+
+async def test_recursion_on_other_keys_works(paint, store):
+    def body(n):
+        return 1 if n == 0 else n * fn(n - 1)
+
+    async def abody(n):
+        return 1 if n == 0 else n * await fn(n - 1)
+
+    fn = paint.guard(body if paint.colour is SYNC else abody, store=store)
+    assert await paint.call(fn, 5) == 120
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ttl": -1}, "ttl"),
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": "1h"}, "seconds or a timedelta"),
+        ({"ttl": float("nan")}, "ttl"),
+        ({"lease": 0}, "lease"),
+        ({"lease": 60, "ttl": 30}, "longer than ttl"),
+        ({"max_run": 10}, "max_run"),
+        ({"wait_timeout": -1}, "wait_timeout"),
+        ({"on_duplicate": "skip"}, "'return', 'raise', 'wait'"),
+        ({"on_failure": "ignore"}, "'unlock', 'lock'"),
+        ({"on_crash": "forget"}, "recover"),
+        ({"on_unavailable": "skip"}, "'raise', 'run'"),
+        ({"on_unavailable": "run", "on_crash": "hold"}, "voids"),
+        ({"on_unavailable": "run", "require": "power_loss"}, "voids"),
+        ({"require": "luck"}, "process_crash"),
+        ({"key": 7}, "template"),
+        ({"key": "invoice:{nobody}"}, "nobody"),
+        ({"fingerprint": lambda x: x}, "needs key="),
+        ({"store": "nonsense://x"}, "sqlite:///"),
+        ({"store": 7}, "semel.stores"),
+        ({"max_waiters": 0}, "max_waiters"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_decoration(settings, says):
+    with pytest.raises(SettingsError, match=says):
+        @idempotent(**settings)
+        def work(x):
+            return x
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError):
+        idempotent(retries=3)
+
+
+def test_generators_are_refused_at_decoration():
+    with pytest.raises(SettingsError, match="generator"):
+        @idempotent()
+        def work():
+            yield 1
+
+    with pytest.raises(SettingsError, match="generator"):
+        @idempotent()
+        async def awork():
+            yield 1
+
+
+def test_an_async_recover_under_a_sync_function_is_refused():
+    async def recover(attempt):
+        return Retry()
+
+    with pytest.raises(SettingsError, match="async"):
+        @idempotent(on_crash=recover)
+        def work():
+            pass
+
+
+async def test_require_refuses_a_weaker_store(paint, store, calls):
+    fn = paint.guard(lambda: calls.append(1), store=store, key="k", require="process_crash")
+    with pytest.raises(SettingsError, match="process_crash.*memory"):
+        await paint.call(fn)
+    assert calls == []
+
+
+def test_without_a_store_there_is_one_warning(monkeypatch, caplog, calls):
+    monkeypatch.delenv("SEMEL_URL", raising=False)
+    semel.configure(store=None)
+
+    @idempotent
+    def work(x):
+        calls.append(x)
+        return x
+
+    with caplog.at_level(logging.WARNING):
+        assert work(1) == work(1) == work(1) == 1
+        work(2)
+    assert calls == [1, 2]
+    assert caplog.text.count("no store given") == 1
+    semel.configure(store=None)
+
+
+def test_the_store_comes_from_the_environment(monkeypatch, tmp_path, calls):
+    monkeypatch.setenv("SEMEL_URL", f"sqlite:///{tmp_path}/semel.db")
+    semel.configure(store=None)
+
+    @idempotent(key="k")
+    def work():
+        calls.append(1)
+        return 1
+
+    assert work() == work() == 1
+    assert calls == [1]
+    assert (tmp_path / "semel.db").exists()
+    semel.configure(store=None)
+
+
+async def test_forget_lets_it_run_again(paint, store, calls):
+    def work(x):
+        calls.append(x)
+        return x
+
+    work = paint.guard(work, store=store)
+    await paint.call(work, 1)
+    assert await paint.call(work.forget, 1) is True
+    assert await paint.call(work.forget, 1) is False
+    await paint.call(work, 1)
+    assert calls == [1, 1]
+
+
+async def test_a_record_expires_after_its_ttl(paint, store, clock, calls):
+    def work():
+        calls.append(1)
+        return len(calls)
+
+    work = paint.guard(work, store=store, ttl=60)
+    assert await paint.call(work) == 1
+    clock.advance(59)
+    assert await paint.call(work) == 1
+    clock.advance(2)
+    assert await paint.call(work) == 2
+
+
+# --- once ---------------------------------------------------------------------------------------
+
+
+def test_once_runs_a_block_once(store, calls):
+    for n in range(2):
+        try:
+            with once("invoice:7", store=store) as attempt:
+                assert attempt.number == 1
+                assert current() is attempt
+                calls.append(n)
+                attempt.done({"id": 7})
+        except DuplicateExecutionError as duplicate:
+            assert n == 1
+            assert duplicate.result == {"id": 7}
+    assert calls == [0]
+
+
+async def test_once_in_async(store, calls):
+    for n in range(2):
+        async with once("k", store=store, on_duplicate="return") as attempt:
+            if attempt.replayed:
+                assert n == 1
+                assert attempt.result == "r"
+            else:
+                calls.append(n)
+                await step("s", lambda: 1)
+                attempt.done("r")
+    assert calls == [0]
+
+
+def test_once_without_asking_for_replayed_is_told(store):
+    with once("k", store=store, on_duplicate="return"):
+        pass
+    with (
+        pytest.raises(SettingsError, match="attempt.replayed"),
+        once("k", store=store, on_duplicate="return"),
+    ):
+        pass
+
+
+def test_once_unlocks_on_failure_and_holds_on_interruption(store):
+    with pytest.raises(ValueError, match="x"), once("k", store=store):
+        raise ValueError("x")
+    with once("k", store=store) as attempt:
+        assert attempt.number == 2
+    with pytest.raises(SystemExit), once("h", store=store, on_crash="hold"):
+        raise SystemExit
+    with pytest.raises(OutcomeUnknownError), once("h", store=store, on_crash="hold"):
+        raise AssertionError("must not be entered")
+
+
+def test_once_compares_its_fingerprint_and_operation(store):
+    with once("k", store=store, fingerprint={"amount": 5}):
+        pass
+    with (
+        pytest.raises(IdempotencyConflictError),
+        once("k", store=store, fingerprint={"amount": 6}),
+    ):
+        raise AssertionError("must not be entered")
+
+
+def test_once_recovers(store, clock, calls):
+    key = make_key("k", operation="once")
+    claimed_elsewhere(store, key, Terms(hold=True))
+    clock.advance(31)
+    with once(
+        "k", store=store, on_duplicate="return", on_crash=lambda attempt: Recovered("found")
+    ) as attempt:
+        assert attempt.replayed
+        assert attempt.result == "found"
+    with pytest.raises(DuplicateExecutionError), once("k", store=store):
+        raise AssertionError("must not be entered")
