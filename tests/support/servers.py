@@ -265,6 +265,7 @@ POSTGRES_SETTINGS = {
     "fsync": "off",  # the page cache outlives a killed process
     "full_page_writes": "off",
     "synchronous_commit": "on",  # off loses acknowledged commits on SIGKILL
+    "dynamic_shared_memory_type": "mmap",  # else every kill leaves a segment behind in /dev/shm
     "max_connections": "200",
     "shared_buffers": "64MB",
     "log_min_messages": "warning",
