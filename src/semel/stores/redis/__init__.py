@@ -1,0 +1,244 @@
+"""The ledger on Redis or Valkey: a single server, behind Sentinel, or a cluster.
+
+    RedisStore("redis://localhost:6379/0")            both colours
+    RedisStore(redis.Redis(...))                      sync code only
+    RedisStore(redis.asyncio.Redis(...))              async code only
+
+A claim is one round trip, and so is a replay. The clock is the server's. How much of what Redis
+acknowledges it also remembers depends on how it is set up: ask `guarantees()`. The easy mistake is
+a Redis that is used as a cache as well: with an evicting `maxmemory-policy` it forgets what has
+been done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from semel.colour import Colour
+from semel.errors import SettingsError
+from semel.ports import StoreLedger
+
+try:
+    import hiredis as _hiredis  # noqa: F401 - so that its absence is told here, once
+    import redis
+    import redis.asyncio
+except ImportError as error:
+    raise SettingsError(
+        "RedisStore needs redis-py and hiredis, and one of them is not installed: "
+        "pip install 'semel[redis]'"
+    ) from error
+
+from semel.stores.redis.address import Address, address_of, all_of
+from semel.stores.redis.ledger import RedisLedger
+from semel.stores.redis.line import AsyncClusterLine, AsyncLine, Line, SyncClusterLine, SyncLine
+from semel.stores.redis.scripts import Names
+
+__all__ = ["RedisStore"]
+
+log = logging.getLogger("semel")
+
+# What a namespace may be made of: nothing that has a meaning in a Redis key pattern or hash tag.
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]+")
+
+
+class RedisStore:
+    """Records in Redis, under keys that begin with `semel:<namespace>:`.
+
+    Given a client of redis-py, the store serves that client's colour and leaves it open. Given a
+    URL, it opens its own clients when they are first needed, one for sync code and one for each
+    event loop. `timeout_s` is how long Redis may stay silent; a sync client that was given keeps
+    its own `socket_timeout`.
+    """
+
+    def __init__(
+        self, client_or_url: Any, *, namespace: str = "default", timeout_s: float = 5.0
+    ) -> None:
+        if not _NAMESPACE.fullmatch(namespace):
+            raise SettingsError(
+                f"the namespace {namespace!r} cannot be part of a Redis key: use letters, digits "
+                "and . _ - : /"
+            )
+        self._names = Names(namespace)
+        way: _Opened | _Given
+        if isinstance(client_or_url, str):
+            way = _Opened(address_of(client_or_url, timeout_s), timeout_s)
+        else:
+            way = _Given(client_or_url, timeout_s)
+        self._way = way
+        self._ledgers = {
+            name: RedisLedger(line, self._names, way.shown, spare=way.can_fail_over)
+            for name, line in way.lines.items()
+        }
+
+    def ledger(self, colour: Colour) -> StoreLedger:
+        if colour.name not in self._ledgers:
+            raise SettingsError(
+                f"this RedisStore was given a client for {next(iter(self._ledgers))} code and "
+                f"{colour.name} code asks for it: give it a URL, "
+                "RedisStore('redis://localhost:6379/0'), which serves both, or a "
+                f"{'redis.Redis' if colour.name == 'sync' else 'redis.asyncio.Redis'} client"
+            )
+        return self._ledgers[colour.name]
+
+    def close(self) -> None:
+        self._way.close()
+
+    async def aclose(self) -> None:
+        self._way.close()
+        await self._way.aclose()
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._way.shown!r})"
+
+
+class _Given:
+    """A client that belongs to somebody else: of one colour, and never closed by us."""
+
+    def __init__(self, client: Any, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._async_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
+        self.shown = f"{type(client).__module__.split('.')[0]} {type(client).__name__}"
+        self.lines = self._lines()
+
+    @property
+    def can_fail_over(self) -> bool:
+        kind = type(getattr(self._client, "connection_pool", self._client)).__name__
+        return "Sentinel" in kind or "Cluster" in kind
+
+    def _lines(self) -> dict[str, Callable[[], Line]]:
+        if isinstance(self._client, redis.asyncio.Redis | redis.asyncio.RedisCluster):
+            return {"async": self._async_line}
+        if isinstance(self._client, redis.RedisCluster):
+            line: Line = SyncClusterLine(lambda: self._client)
+        elif isinstance(self._client, redis.Redis):
+            line = SyncLine(lambda: self._client)
+            _warn_of_silence(self._client)
+        else:
+            raise SettingsError(
+                f"RedisStore takes a URL or a client of redis-py, not {type(self._client)!r}: "
+                "RedisStore('redis://localhost:6379/0')"
+            )
+        return {"sync": lambda: line}
+
+    def _async_line(self) -> Line:
+        loop = asyncio.get_running_loop()
+        line = self._async_lines.get(loop)
+        if line is None:
+            if len(self._async_lines) > 0:
+                raise SettingsError(
+                    "the client given to this RedisStore belongs to another event loop: give it "
+                    "a URL, RedisStore('redis://localhost:6379/0'), and every loop gets its own"
+                )
+            cluster = isinstance(self._client, redis.asyncio.RedisCluster)
+            kind = AsyncClusterLine if cluster else AsyncLine
+            line = self._async_lines[loop] = kind(self._client, self._timeout_s)
+        return line
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _warn_of_silence(client: redis.Redis) -> None:
+    if client.connection_pool.connection_kwargs.get("socket_timeout", 0) is None:
+        log.warning(
+            "semel: the Redis client given to RedisStore has no socket_timeout, so a server that "
+            "stops answering blocks its callers for ever; write redis.Redis(..., socket_timeout=5)"
+        )
+
+
+class _Opened:
+    """Clients of our own, from a URL: one for threads, one for each event loop."""
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._sync_clients: dict[str, Any] = {}
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OnLoop] = WeakKeyDictionary()
+        self._last: _OnLoop | None = None
+        self.shown = address.shown
+        self.can_fail_over = address.is_cluster or "+sentinel" in address.shown
+        kind = SyncClusterLine if address.is_cluster else SyncLine
+        sync_line = kind(self._client)
+        self.lines: dict[str, Callable[[], Line]] = {
+            "sync": lambda: sync_line,
+            "async": self._async_line,
+        }
+
+    def _client(self) -> Any:
+        # Of two threads that both open one, the second takes the first's. A lock would do too, but
+        # could be left held in a forked child.
+        client = self._sync_clients.get("")
+        if client is None:
+            client = self._sync_clients.setdefault("", self._address.open_sync())
+        return client
+
+    def _async_line(self) -> Line:
+        loop = asyncio.get_running_loop()
+        if self._last is not None and self._last.loop is loop:
+            return self._last.line
+        for ended in [known for known in self._loops if known.is_closed()]:
+            del self._loops[ended]
+        if loop not in self._loops:
+            self._loops[loop] = _OnLoop(loop, self._address, self._timeout_s, self._drop)
+        self._last = self._loops[loop]
+        return self._last.line
+
+    def _drop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loops.pop(loop, None)
+        self._last = None
+
+    def close(self) -> None:
+        while self._sync_clients:
+            for each in all_of(self._sync_clients.popitem()[1]):
+                each.close()
+
+    async def aclose(self) -> None:
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is not None:
+            await here.aclose()
+
+
+class _OnLoop:
+    """The client of one event loop, closed when the loop shuts down.
+
+    A loop announces its end to async generators only, so one of them waits for it: what
+    `asyncio.run` opened is closed when it returns, and the next `asyncio.run` starts afresh.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        timeout_s: float,
+        drop: Callable[[asyncio.AbstractEventLoop], None],
+    ) -> None:
+        self.loop = loop
+        self._client = address.open_async()
+        self._drop = drop
+        kind = AsyncClusterLine if address.is_cluster else AsyncLine
+        self.line = kind(self._client, timeout_s)
+        self._end = self._until_the_end()
+        # Its first step does not suspend: it is begun here, without a task.
+        with contextlib.suppress(StopIteration):
+            self._end.asend(None).send(None)
+
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._drop(self.loop)
+            for each in all_of(self._client):
+                await each.aclose()
+
+    async def aclose(self) -> None:
+        await self._end.aclose()

@@ -1,0 +1,159 @@
+"""From a URL to redis-py's clients.
+
+    redis://host:port/db    rediss:// with TLS    unix:///path/to/socket
+    redis+sentinel://h1:p1,h2:p2/master-name/db
+    redis+cluster://h1:p1,h2:p2
+
+User and password go before the hosts (`redis://user:password@host`); settings of redis-py go
+behind a question mark (`?health_check_interval=30`). `rediss+sentinel` and `rediss+cluster` use
+TLS. The sentinels' own password is `?sentinel_password=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.connection
+import redis.sentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from semel.errors import SettingsError
+
+driver: Any = redis  # its constructors carry no types
+# As many threads as may talk to Redis at once; redis-py refuses the next one.
+MAX_CONNECTIONS = 4096
+SENTINEL_PORT = 26379
+REDIS_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where Redis is: how to make a client of either colour, and what kind of client that is."""
+
+    shown: str
+    is_cluster: bool
+    open_sync: Callable[[], Any]
+    open_async: Callable[[], Any]
+
+
+def address_of(url: str, timeout_s: float) -> Address:
+    scheme, _, kind = urlsplit(url).scheme.partition("+")
+    settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    try:
+        if kind == "sentinel" and scheme in {"redis", "rediss"}:
+            return _sentinel(url, settings)
+        if kind == "cluster" and scheme in {"redis", "rediss"}:
+            return _cluster(url, settings)
+        if kind == "" and scheme in {"redis", "rediss", "unix"}:
+            return _single(url, settings)
+    except ValueError as error:
+        raise SettingsError(f"the Redis URL {shown(url)!r} cannot be read: {error}") from error
+    raise SettingsError(
+        f"{shown(url)!r} is no Redis URL: write redis://host:6379/0, rediss://, unix://, "
+        "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379"
+    )
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{hosts}{parts.path}"
+
+
+def _single(url: str, settings: dict[str, Any]) -> Address:
+    # A URL that cannot be read is refused now, not at the first call.
+    driver.connection.parse_url(url)
+    return Address(
+        shown(url),
+        is_cluster=False,
+        open_sync=lambda: redis.Redis.from_url(
+            url, **settings, retry=Retry(NoBackoff(), 0), max_connections=MAX_CONNECTIONS
+        ),
+        open_async=lambda: redis.asyncio.Redis.from_url(url, **settings, retry=_never()),
+    )
+
+
+def _never() -> redis.asyncio.retry.Retry:
+    # The line retries once, by itself and with a deadline; retries below it would multiply.
+    return redis.asyncio.retry.Retry(NoBackoff(), 0)
+
+
+def _sentinel(url: str, settings: dict[str, Any]) -> Address:
+    hosts, path, settings = _taken_apart(url, settings, SENTINEL_PORT)
+    master, _, db = path.partition("/")
+    if not master:
+        raise ValueError("the master's name is missing: redis+sentinel://host:26379/master-name")
+    settings["db"] = int(db or 0)
+    access = {
+        name: settings.pop(f"sentinel_{name}")
+        for name in ("username", "password")
+        if f"sentinel_{name}" in settings
+    }
+    sentinel_settings = {k: v for k, v in settings.items() if k.startswith("socket_")} | access
+
+    def open_sync() -> Any:
+        sentinel = driver.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings)
+        retry = Retry(NoBackoff(), 0)
+        limit = MAX_CONNECTIONS
+        return sentinel.master_for(master, retry=retry, max_connections=limit, **settings)
+
+    def open_async() -> Any:
+        sentinel = driver.asyncio.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings)
+        return sentinel.master_for(master, retry=_never(), **settings)
+
+    return Address(shown(url), is_cluster=False, open_sync=open_sync, open_async=open_async)
+
+
+def all_of(client: Any) -> list[Any]:
+    """The client, and the sentinels' clients behind it, which redis-py leaves open."""
+    pool = getattr(client, "connection_pool", None)
+    manager = getattr(pool, "sentinel_manager", None)
+    return [client, *getattr(manager, "sentinels", ())]
+
+
+def _cluster(url: str, settings: dict[str, Any]) -> Address:
+    hosts, _, settings = _taken_apart(url, settings, REDIS_PORT)
+
+    def open_sync() -> Any:
+        nodes = [driver.cluster.ClusterNode(host, port) for host, port in hosts]
+        return driver.cluster.RedisCluster(
+            startup_nodes=nodes, max_connections=MAX_CONNECTIONS, **settings
+        )
+
+    def open_async() -> Any:
+        nodes = [driver.asyncio.cluster.ClusterNode(host, port) for host, port in hosts]
+        return driver.asyncio.cluster.RedisCluster(startup_nodes=nodes, **settings)
+
+    return Address(shown(url), is_cluster=True, open_sync=open_sync, open_async=open_async)
+
+
+def _taken_apart(
+    url: str, settings: dict[str, Any], port: int
+) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """Hosts, path, and the settings a URL with several hosts asks for."""
+    parts = urlsplit(url)
+    access, _, hosts = parts.netloc.rpartition("@")
+    asked = driver.connection.parse_url(f"redis://{access}@host?{parts.query}")
+    del asked["host"]
+    if parts.scheme.startswith("rediss"):
+        asked["ssl"] = True
+    found = [_host(host, port) for host in hosts.split(",")]
+    return found, parts.path.strip("/"), settings | asked
+
+
+def _host(text: str, port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("a host is missing")
+    return parts.hostname, parts.port or port

@@ -1,0 +1,147 @@
+"""The ledger on Redis: every verb is one script, one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+
+from semel.errors import StoreUnavailableError
+from semel.stores import rules
+from semel.stores.redis import scripts
+from semel.stores.redis.durability import Standing, guarantees_of
+from semel.stores.redis.line import Line, unreachable
+from semel.stores.redis.scripts import Call, Names
+from semel.stores.rules import Operation
+from semel.stores.verbs import Verbs
+from semel.values import Guarantees, Outcome, Record, State
+
+# A listing goes over all keys of the server and keeps this many ids at a time: 10,000 of them are
+# a megabyte. A namespace with more than that is listed in several goes.
+IDS_AT_ONCE = 10_000
+LOOKS_AT_ONCE = 100
+SCAN_COUNT = 1000
+
+
+class RedisLedger(Verbs):
+    """One colour's ledger. `line` gives the way to Redis for whoever calls."""
+
+    def __init__(self, line: Callable[[], Line], names: Names, shown: str, *, spare: bool) -> None:
+        self._line = line
+        self._names = names
+        self._shown = shown
+        self._can_fail_over = spare
+
+    async def perform(self, op: Operation) -> Any:
+        name = scripts.record_name(self._names, op)
+        reply = await self._line().call(scripts.call_of(op, name))
+        return scripts.answer_of(op, name, reply)
+
+    async def sweep(self, limit: int = 1000) -> int:
+        """Nothing to do: Redis drops expired records by itself, and held ones never expire."""
+        return 0
+
+    # --- for people -------------------------------------------------------------------------
+
+    async def look(self, id: bytes) -> Record | None:
+        return (await self._looked_at([id]))[0]
+
+    async def records(
+        self,
+        *,
+        tenant: str | None = None,
+        operation: str | None = None,
+        state: State | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[Record]:
+        found: list[Record] = []
+        while len(found) < limit and (ids := await self._ids_after(after)):
+            for start in range(0, len(ids), LOOKS_AT_ONCE):
+                records = await self._looked_at(ids[start : start + LOOKS_AT_ONCE])
+                found += [r for r in records if r and rules.wanted(r, tenant, operation, state)]
+                if len(found) >= limit:
+                    break
+            after = ids[-1]
+        return found[:limit]
+
+    async def _looked_at(self, ids: Sequence[bytes]) -> list[Record | None]:
+        names = [self._names.of(id) for id in ids]
+        replies = await self._line().calls([scripts.looking(name) for name in names])
+        found = map(scripts.seen_of, ids, names, replies)
+        return [None if seen is None else rules.record(seen.row, seen.now_us) for seen in found]
+
+    async def _ids_after(self, after: bytes | None) -> list[bytes]:
+        """The smallest ids behind `after`, in order."""
+        ids: set[bytes] = set()
+        for server in await self._asked(self._line().servers()):
+            cursor = -1
+            while cursor != 0:
+                cursor, page = await self._page(max(cursor, 0), server)
+                ids.update(id for id in page if after is None or id > after)
+                if len(ids) > IDS_AT_ONCE:
+                    ids = set(sorted(ids)[:IDS_AT_ONCE])
+        return sorted(ids)
+
+    async def _page(self, cursor: int, server: Any) -> tuple[int, list[bytes]]:
+        match = ("MATCH", self._names.pattern, "COUNT", SCAN_COUNT)
+        cursor, names = await self._ask(server, "SCAN", cursor, *match)
+        return cursor, [id for name in names if (id := self._names.id_of(name)) is not None]
+
+    async def resolve(
+        self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
+    ) -> bool:
+        return await self._yes(scripts.resolving(self._names.of(id), fence, outcome, ttl_s))
+
+    async def forget(self, id: bytes, *, force: bool = False) -> bool:
+        return await self._yes(scripts.forgetting(self._names.of(id), force))
+
+    async def _yes(self, call: Call) -> bool:
+        return bool(await self._line().call(call))
+
+    # --- what the server promises -----------------------------------------------------------
+
+    async def guarantees(self) -> Guarantees:
+        servers = await self._asked(self._line().servers())
+        standings = [await self._standing(server) for server in servers]
+        return guarantees_of(self._shown, standings, can_fail_over=self._can_fail_over)
+
+    async def _standing(self, server: Any) -> Standing:
+        role = await self._ask(server, "INFO", "replication")
+        memory = await self._ask(server, "INFO", "memory")
+        appendonly = await self._setting(server, "appendonly")
+        return Standing(
+            appendonly=None if appendonly is None else appendonly == "yes",
+            appendfsync=await self._setting(server, "appendfsync") or "",
+            snapshots=bool(await self._setting(server, "save")),
+            maxmemory=int(memory.get("maxmemory", 0)),
+            policy=str(memory.get("maxmemory_policy", "")),
+            replicas=int(role.get("connected_slaves", 0)),
+            is_replica=role.get("role") == "slave",
+        )
+
+    async def _setting(self, server: Any, name: str) -> str | None:
+        """A setting, None when the server does not say: managed ones refuse CONFIG."""
+        try:
+            answer = await self._line().ask(server, "CONFIG GET", name)
+        except redis.ResponseError:
+            return None
+        except (redis.RedisError, OSError) as error:
+            raise unreachable(error) from error
+        return next((_plain(value) for value in answer.values()), None)
+
+    async def _ask(self, server: Any, *command: Any) -> Any:
+        return await self._asked(self._line().ask(server, *command))
+
+    async def _asked(self, question: Any) -> Any:
+        try:
+            return await question
+        except redis.ResponseError as error:
+            raise StoreUnavailableError(f"Redis refused: {error}") from error
+        except (redis.RedisError, OSError) as error:
+            raise unreachable(error) from error
+
+
+def _plain(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
