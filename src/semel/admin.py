@@ -1,0 +1,579 @@
+"""Look into a ledger, say what happened, and settle what it cannot settle by itself.
+
+Every flow is one `async def` over a ledger. Async code awaits it, `await explain(ledger, key)`
+with `ledger = store.ledger(ASYNC)`; everybody else uses `Admin`, the same flows, blocking.
+
+A key is given as it was given to the guard: its text, with its tenant, and with operation or
+version where these are part of the identity; as a `Key`, such as `pay.key_for(7)`; or as its id
+in hexadecimal, from a listing.
+
+The easy mistake is to settle a record that has moved on since somebody looked at it. Nothing is
+settled but the attempt that was read: its fence must still be the current one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack
+
+from semel import keys
+from semel.codec import CODEC, Codec, decode_error, encode_error, type_path
+from semel.colour import SYNC, run
+from semel.errors import CorruptRecordError, ReplayedError, SettingsError
+from semel.policy import Recovered, Retry, Seconds, _positive
+from semel.ports import Clock, Store, StoreLedger
+from semel.settings import as_store
+from semel.stores.rules import moment
+from semel.values import Guarantees, Key, Kind, Outcome, Record, State
+
+__all__ = [
+    "Admin",
+    "Answer",
+    "Changed",
+    "NextCall",
+    "Reading",
+    "Recovered",
+    "Refused",
+    "Retry",
+    "Settlement",
+    "Story",
+    "Try",
+    "explain",
+    "find",
+    "forget",
+    "guarantees",
+    "records",
+    "resolve",
+    "sweep",
+]
+
+DAY_S = 86_400
+
+KeyLike: TypeAlias = Key | str | bytes
+
+Settlement: TypeAlias = Recovered | Retry | Exception
+"""How to settle: it happened with this value, it did not happen, or it failed with this error."""
+
+
+class Identity(TypedDict, total=False):
+    """What besides its text makes a key, as in `keys.make_key`."""
+
+    tenant: str
+    operation: str
+    per_operation: bool
+    version: str
+
+
+# --- what the flows answer ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt: who, when, and how it ended. `ended_at` is None while nobody has seen an end."""
+
+    number: int
+    fence: int
+    attempt: str
+    started_at: datetime
+    ended_at: datetime | None
+    ending: str
+
+    @property
+    def holder(self) -> str:
+        """Host and process."""
+        return self.attempt.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Stored bytes as people see them.
+
+    `value` is what the codec makes of them (for an error, the exception); where it cannot,
+    `decoded` is false and `text` shows the bytes themselves.
+    """
+
+    kind: Kind
+    data: bytes
+    text: str
+    value: Any = None
+    decoded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextCall:
+    """What the same call gets if it is made now, assuming the settings of the last one."""
+
+    does: Literal["replay", "busy", "take over", "unknown", "run"]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that is known about a key.
+
+    `lease_left_s` is how long the holder may stay silent, negative when its lease ran out that
+    long ago, None when nobody is at it. `forgotten` counts the first tries, if their endings are
+    no longer kept.
+    """
+
+    record: Record
+    tries: tuple[Try, ...]
+    forgotten: int
+    lease_left_s: float | None
+    steps: Mapping[str, Reading]
+    outcome: Reading | None
+    next_call: NextCall
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """It was done as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was changed. `missing`: because there is no such record."""
+
+    why: str
+    missing: bool = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Answer: TypeAlias = Changed | Refused
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+_HEX_ID = re.compile(r"[0-9a-fA-F]{64}")
+
+
+async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
+    """The identity that is meant. Whoever chooses keys can choose one that reads like an id."""
+    if isinstance(key, Key):
+        return key.id
+    id = keys.make_key(key, **identity).id
+    if not isinstance(key, str) or not _HEX_ID.fullmatch(key):
+        return id
+    known = [one for one in (id, bytes.fromhex(key)) if await _is_known(ledger, one)]
+    if len(known) > 1:
+        raise SettingsError(
+            f"{key!r} is the text of one key and the id of another; say which one with a Key: "
+            "keys.make_key(text), or Key(bytes.fromhex(id), '')"
+        )
+    return known[0] if known else id
+
+
+async def _is_known(ledger: StoreLedger, id: bytes) -> bool:
+    try:
+        return await ledger.look(id) is not None
+    except CorruptRecordError:
+        return True
+
+
+async def find(ledger: StoreLedger, key: KeyLike, **identity: Unpack[Identity]) -> Record | None:
+    """The record of this key, or None."""
+    return await ledger.look(await _id(ledger, key, identity))
+
+
+def _missing(key: KeyLike, identity: Identity) -> Refused:
+    name = key.text if isinstance(key, Key) else key
+    tenant = identity.get("tenant", "")
+    return Refused(
+        f"nothing is recorded for {name!r}"
+        + (f" of tenant {tenant!r}" if tenant else "")
+        + ": it never ran here, or it was forgotten or has expired. If its guard has scope=, "
+        "version= or per_operation=, name these too, or give its id from a listing",
+        missing=True,
+    )
+
+
+async def records(
+    ledger: StoreLedger,
+    *,
+    tenant: str | None = None,
+    operation: str | None = None,
+    state: State | str | None = None,
+    limit: int = 100,
+    after: Record | bytes | None = None,
+) -> Sequence[Record]:
+    """At most `limit` records in the order of their ids, beginning behind `after`."""
+    if limit < 1:
+        raise SettingsError(f"limit={limit} must be at least 1")
+    return await ledger.records(
+        tenant=tenant,
+        operation=operation,
+        state=None if state is None else _state(state),
+        limit=limit,
+        after=after.key.id if isinstance(after, Record) else after,
+    )
+
+
+def _state(name: str) -> State:
+    try:
+        return State(name.upper())
+    except ValueError:
+        choices = ", ".join(State)
+        raise SettingsError(f"state={name!r} is unknown; choose one of {choices}") from None
+
+
+# --- explaining ---------------------------------------------------------------------------------
+
+
+async def explain(
+    ledger: StoreLedger,
+    key: KeyLike,
+    *,
+    codec: Codec = CODEC,
+    clock: Clock | None = None,
+    **identity: Unpack[Identity],
+) -> Story | None:
+    """A key's whole story, or None when nothing is recorded.
+
+    How much of a lease is left is measured by this machine's clock, or by `clock` where the
+    store was given one.
+    """
+    record = await find(ledger, key, **identity)
+    if record is None:
+        return None
+    now = datetime.now(UTC) if clock is None else moment(clock.now_us())
+    return tell(record, now, codec)
+
+
+def tell(record: Record, now: datetime, codec: Codec = CODEC) -> Story:
+    """The story of a record that was read at this moment."""
+    tries = _tries(record, now)
+    outcome = record.outcome
+    return Story(
+        record=record,
+        tries=tries,
+        forgotten=record.number - len(tries),
+        lease_left_s=_lease_left_s(record, now),
+        steps={name: _read_step(data, codec) for name, data in record.steps.items()},
+        outcome=None if outcome is None else _read(outcome.kind, outcome.data, codec),
+        next_call=_next_call(record, now),
+    )
+
+
+def _lease_left_s(record: Record, now: datetime) -> float | None:
+    if record.state not in (State.PENDING, State.UNKNOWN):
+        return None
+    left_s = (record.lease_until - now).total_seconds()
+    return max(left_s, 0.0) if _live(record, now) else min(left_s, 0.0)
+
+
+def _live(record: Record, now: datetime) -> bool:
+    """The store itself has compared a held record's lease with its own clock."""
+    if record.state == State.PENDING:
+        return record.held or record.lease_until > now
+    return False
+
+
+def _tries(record: Record, now: datetime) -> tuple[Try, ...]:
+    past = tuple(
+        Try(p.number, p.fence, p.attempt, p.started_at, p.ended_at, p.ending) for p in record.past
+    )
+    if past and past[-1].number == record.number:
+        return past
+    ended_at, ending = _ending(record, now)
+    last = Try(record.number, record.fence, record.attempt, record.started_at, ended_at, ending)
+    return (*past, last)
+
+
+def _ending(record: Record, now: datetime) -> tuple[datetime | None, str]:
+    if record.outcome is not None:
+        endings = {"value": "completed", "error": "failed for good", "lost": "completed"}
+        return record.completed_at, endings[record.outcome.kind]
+    if record.state == State.FAILED:
+        return record.lease_until, f"failed: {record.error}" if record.error else "released"
+    return None, "running" if _live(record, now) else "nobody knows"
+
+
+# --- stored bytes -------------------------------------------------------------------------------
+
+
+def _read(kind: Kind, data: bytes, codec: Codec) -> Reading:
+    try:
+        match kind:
+            case "value":
+                value = codec.decode(data)
+                return Reading(kind, data, repr(value), value, decoded=True)
+            case "error":
+                error = decode_error(data)
+                return Reading(kind, data, _error_line(error), error, decoded=True)
+            case "lost":
+                why = data.decode()
+                return Reading(kind, data, why, why, decoded=True)
+    except Exception:  # noqa: BLE001 - a codec or a repr of the user's; the bytes are always there
+        return Reading(kind, data, repr(data))
+
+
+def _error_line(error: BaseException) -> str:
+    path = error.type_path if isinstance(error, ReplayedError) else ""
+    return f"{path or type_path(type(error))}: {error}"
+
+
+def _read_step(data: bytes, codec: Codec) -> Reading:
+    """A step's first byte says whether its value follows, or why it could not be stored."""
+    match data[:1]:
+        case b"v":
+            return _read("value", data[1:], codec)
+        case b"l":
+            return _read("lost", data[1:], codec)
+        case _:
+            return Reading("value", data, repr(data))
+
+
+# --- the next call ------------------------------------------------------------------------------
+
+_REPLAYS: dict[Kind, str] = {
+    "value": "gets the recorded result",
+    "error": "gets the recorded error",
+    "lost": "raises ResultLostError, for it happened but its result could not be stored",
+}
+
+
+def _next_call(record: Record, now: datetime) -> NextCall:
+    if record.outcome is not None:
+        return NextCall("replay", f"{_REPLAYS[record.outcome.kind]}, {_kept(record)}; nothing runs")
+    if record.state == State.FAILED:
+        return NextCall("run", f"runs: the last attempt failed{_with_steps(record)}")
+    if _live(record, now):
+        return NextCall(
+            "busy",
+            f"is told that {record.holder} is at it, until that ends or its lease runs out, at "
+            f"{_time(record.lease_until)} unless renewed",
+        )
+    if record.held:
+        return NextCall(
+            "unknown",
+            "raises OutcomeUnknownError: find out whether it happened, then resolve it (a guard "
+            "with a recover function takes over and asks it)",
+        )
+    return NextCall(
+        "take over",
+        f"takes over: {record.holder} vanished, its lease ran out at "
+        f"{_time(record.lease_until)}{_with_steps(record)}",
+    )
+
+
+def _kept(record: Record) -> str:
+    return f"until {_time(record.expires_at)}" if record.expires_at else "for ever"
+
+
+def _with_steps(record: Record) -> str:
+    if not record.steps:
+        return ""
+    return f"; these steps are not done again: {', '.join(record.steps)}"
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+# --- settling -----------------------------------------------------------------------------------
+
+
+async def resolve(
+    ledger: StoreLedger,
+    key: KeyLike,
+    settlement: Settlement,
+    *,
+    fence: int | None = None,
+    ttl: Seconds | None = DAY_S,
+    codec: Codec = CODEC,
+    **identity: Unpack[Identity],
+) -> Answer:
+    """Settle an attempt that vanished.
+
+    `Recovered(value)`: it happened, and duplicates get this value. An exception: it is over, and
+    duplicates get this error. `Retry()`: it did not happen, and the next call runs it.
+
+    `fence` is that of the attempt you looked at: if another one has begun since, nothing is
+    changed. Without it, the attempt that is read here is settled. `ttl` is how long the
+    settlement is kept.
+    """
+    outcome = _outcome(settlement, codec)
+    ttl_s = None if ttl is None else _positive("ttl", ttl)
+    record = await find(ledger, key, **identity)
+    if record is None:
+        return _missing(key, identity)
+    fence = record.fence if fence is None else fence
+    if await ledger.resolve(record.key.id, fence=fence, outcome=outcome, ttl_s=ttl_s):
+        return Changed()
+    record = await ledger.look(record.key.id)
+    return _missing(key, identity) if record is None else Refused(_why_open(record, fence))
+
+
+def _outcome(settlement: Settlement, codec: Codec) -> Outcome | None:
+    match settlement:
+        case Recovered(value):
+            return Outcome("value", codec.encode(value))
+        case Retry():
+            return None
+        case Exception():
+            return Outcome("error", encode_error(settlement))
+        case other:
+            raise SettingsError(
+                f"{other!r} settles nothing; give Recovered(value), Retry() or an exception"
+            )
+
+
+def _why_open(record: Record, fence: int) -> str:
+    """Why this attempt cannot be settled."""
+    name = record.key.text
+    if record.outcome is not None:
+        return (
+            f"{name!r} has an outcome already; look at it with explain, and forget the record "
+            "if it is to run again"
+        )
+    if record.fence != fence:
+        return (
+            f"{name!r} has moved on: attempt {record.number} by {record.holder} has begun since; "
+            "look at it with explain first"
+        )
+    if record.state == State.FAILED:
+        return f"{name!r} is not open: its last attempt failed, and the next call runs it again"
+    return (
+        f"{name!r} is held by {record.holder}, with a lease until {_time(record.lease_until)}; "
+        "only an attempt whose lease has run out can be settled, so wait, or stop that process"
+    )
+
+
+async def forget(
+    ledger: StoreLedger, key: KeyLike, *, force: bool = False, **identity: Unpack[Identity]
+) -> Answer:
+    """Delete a record, so that the next call runs. One with a live lease needs `force`.
+
+    A holder that is still running loses its claim, and its effect may happen a second time.
+    """
+    id = await _id(ledger, key, identity)
+    # Delete before reading: a record that cannot be read must be deletable.
+    if await ledger.forget(id, force=force):
+        return Changed()
+    record = await ledger.look(id)
+    if record is None:
+        return _missing(key, identity)
+    return Refused(
+        f"{record.key.text!r} is held by {record.holder}, with a lease until "
+        f"{_time(record.lease_until)}; wait until it is over, or use force, which lets it run a "
+        "second time"
+    )
+
+
+async def sweep(ledger: StoreLedger, *, all: bool = True, limit: int = 1000) -> int:  # noqa: A002
+    """Delete expired records and count them: all of them in chunks of `limit`, or one chunk."""
+    if limit < 1:
+        raise SettingsError(f"limit={limit} must be at least 1")
+    total = count = await ledger.sweep(limit)
+    while all and count:
+        count = await ledger.sweep(limit)
+        total += count
+    return total
+
+
+async def guarantees(ledger: StoreLedger) -> Guarantees:
+    """What the store's answers survive, as it is configured right now."""
+    return await ledger.guarantees()
+
+
+# --- the blocking face --------------------------------------------------------------------------
+
+
+class Admin:
+    """The flows above for one store, blocking.
+
+    with Admin("sqlite:///semel.db") as admin:
+        admin.resolve("invoice:7", Recovered({"id": "ch_1"}))
+
+    A store given by its URL is closed at the end; one given as it is stays open.
+    """
+
+    def __init__(
+        self, store: Store | str, *, codec: Codec = CODEC, clock: Clock | None = None
+    ) -> None:
+        self._store = as_store(store)
+        self._own = isinstance(store, str)
+        self._ledger = self._store.ledger(SYNC)
+        self._codec = codec
+        self._clock = clock
+
+    def records(
+        self,
+        *,
+        tenant: str | None = None,
+        operation: str | None = None,
+        state: State | str | None = None,
+        limit: int = 100,
+        after: Record | bytes | None = None,
+    ) -> Sequence[Record]:
+        """At most `limit` records in the order of their ids, beginning behind `after`."""
+        return run(
+            records(
+                self._ledger,
+                tenant=tenant,
+                operation=operation,
+                state=state,
+                limit=limit,
+                after=after,
+            )
+        )
+
+    def explain(self, key: KeyLike, **identity: Unpack[Identity]) -> Story | None:
+        """A key's whole story, or None when nothing is recorded."""
+        return run(explain(self._ledger, key, codec=self._codec, clock=self._clock, **identity))
+
+    def resolve(
+        self,
+        key: KeyLike,
+        settlement: Settlement,
+        *,
+        fence: int | None = None,
+        ttl: Seconds | None = DAY_S,
+        **identity: Unpack[Identity],
+    ) -> Answer:
+        """Settle an attempt that vanished: `Recovered(value)`, an exception, or `Retry()`."""
+        return run(
+            resolve(
+                self._ledger,
+                key,
+                settlement,
+                fence=fence,
+                ttl=ttl,
+                codec=self._codec,
+                **identity,
+            )
+        )
+
+    def forget(self, key: KeyLike, *, force: bool = False, **identity: Unpack[Identity]) -> Answer:
+        """Delete a record, so that the next call runs. One with a live lease needs `force`."""
+        return run(forget(self._ledger, key, force=force, **identity))
+
+    def sweep(self, *, all: bool = True, limit: int = 1000) -> int:  # noqa: A002
+        """Delete expired records and count them."""
+        return run(sweep(self._ledger, all=all, limit=limit))
+
+    def guarantees(self) -> Guarantees:
+        """What the store's answers survive, as it is configured right now."""
+        return run(guarantees(self._ledger))
+
+    def close(self) -> None:
+        """Let go of a store that was opened here."""
+        if self._own:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
