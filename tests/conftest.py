@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest_plugins = ["support.fixtures_servers"]
+
+CONTRACT = Path(__file__).parent / "contract"
 
 
 class NoSkips:
@@ -33,6 +36,13 @@ class NoSkips:
             terminalreporter.section("SKIPPED, AND SEMEL_NO_SKIPS IS SET", sep="!", red=True)
             for nodeid in self.skipped:
                 terminalreporter.line(nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if CONTRACT in item.path.parents:
+            item.add_marker(pytest.mark.contract)
 
 
 def pytest_configure(config: pytest.Config) -> None:
