@@ -35,6 +35,9 @@ BUS_OFFSET = 10_000
 
 FOLDER_PREFIX = "semel-server-"
 
+# A minimal Linux has no ps and no pgrep; a Mac has both, and no /proc.
+HAS_PROC = Path("/proc/self/stat").exists()
+
 
 # --- ports and folders --------------------------------------------------------------------------
 
@@ -103,13 +106,14 @@ def sweep() -> None:
 
 def _born(pid: int) -> str:
     """When a process started, so that a reused pid is not taken for the old one; "" when gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        listing = subprocess.run(
-            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        return listing.stdout.strip()
+    if HAS_PROC:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return ""
+    listing = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listing.stdout.strip()
 
 
 # --- privilege ----------------------------------------------------------------------------------
@@ -308,7 +312,7 @@ def family(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    if not Path("/proc/self/stat").exists():
+    if not HAS_PROC:
         listing = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False)
         return [int(child) for child in listing.stdout.split()]
     children: list[int] = []
