@@ -71,8 +71,8 @@ class Attempt:
         "_claim",
         "_key",
         "_parent",
-        "_steps",
         "_stepping",
+        "_steps",
         "_value",
         "lost",
     )
@@ -351,7 +351,7 @@ class Call:
                     return await self.succeed(found.value)
             try:
                 value = await body() if self.colour is ASYNC else body()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the caller's own error, given back to it
                 return await self.fail(error)
             except BaseException as error:
                 await self.interrupt(error)

@@ -14,9 +14,8 @@ starts, so that nothing is half done by then.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -101,78 +100,70 @@ class _ThreadWaiter:
 
 
 class _Entry:
-    __slots__ = ("_alive", "work")
+    __slots__ = ("_alarm", "due", "work")
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, alarm: _Alarm, due: float, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._alarm = alarm
+        self.due = due
         self.work = work
-        self._alive = True
 
     def cancel(self) -> None:
-        self._alive = False
-
-    @property
-    def alive(self) -> bool:
-        return self._alive
+        self._alarm.entries.discard(self)
 
 
 class _Alarm:
     """One daemon thread per process that runs what falls due; started on first use.
 
-    Work runs on this thread one after another, so it must be short: a renewal is one round trip.
+    Setting and cancelling an alarm happen on every guarded call and must cost next to nothing:
+    they touch a set, and the thread is woken only when it would sleep too long. Work runs on
+    this thread one after another, so it must be short: a renewal is one round trip.
     """
 
-    # Cancelled entries stay in the heap until they fall due; past this many the heap is rebuilt
-    # when it has doubled, so a million quick calls under a long lease do not pile up.
-    COMPACT_AT = 1024
-
     def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._heap: list[tuple[float, int, _Entry]] = []
-        self._count = itertools.count()
+        self.entries: set[_Entry] = set()
+        self._looks_at = math.inf
+        self._wake = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._compact_at = self.COMPACT_AT
 
     def at(self, due: float, work: Callable[[], Coroutine[Any, Any, None]]) -> _Entry:
-        entry = _Entry(work)
-        with self._lock:
-            first = not self._heap or due < self._heap[0][0]
-            heapq.heappush(self._heap, (due, next(self._count), entry))
-            if len(self._heap) > self._compact_at:
-                self._compact()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="semel-alarm", daemon=True)
-                self._thread.start()
-            elif first:
-                self._lock.notify()
+        entry = _Entry(self, due, work)
+        self.entries.add(entry)
+        if due < self._looks_at:
+            self._wake.set()
+        if self._thread is None:
+            self._start()
         return entry
 
-    def _compact(self) -> None:
-        self._heap = [item for item in self._heap if item[2].alive]
-        heapq.heapify(self._heap)
-        self._compact_at = max(self.COMPACT_AT, 2 * len(self._heap))
-
-    def _next_due(self) -> _Entry:
-        with self._lock:
-            while True:
-                while self._heap and not self._heap[0][2].alive:
-                    heapq.heappop(self._heap)
-                if not self._heap:
-                    self._lock.wait()
-                    continue
-                delay = self._heap[0][0] - time.monotonic()
-                if delay <= 0:
-                    return heapq.heappop(self._heap)[2]
-                self._lock.wait(delay)
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="semel-alarm", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
-            entry = self._next_due()
-            if not entry.alive:
-                continue
-            try:
-                run(entry.work())
-            except Exception:
-                log.exception("semel: background work failed")
+            # "Never" comes before the look: whoever sets an alarm meanwhile wakes us again.
+            self._wake.clear()
+            self._looks_at = math.inf
+            self._ring(time.monotonic())
+            self._looks_at = min((entry.due for entry in list(self.entries)), default=math.inf)
+            if self._looks_at == math.inf:
+                self._wake.wait()
+            else:
+                self._wake.wait(max(0.0, self._looks_at - time.monotonic()))
+
+    def _ring(self, now: float) -> None:
+        for entry in list(self.entries):
+            if entry.due <= now:
+                entry.cancel()
+                try:
+                    run(entry.work())
+                except Exception:
+                    log.exception("semel: background work failed")
 
 
 class SyncColour:
@@ -192,7 +183,7 @@ class SyncColour:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 - the sync colour blocks: that is its nature
 
     def waiter(self) -> Waiter:
         return _ThreadWaiter()
@@ -304,7 +295,7 @@ class AsyncColour:
                 if task.cancelled():
                     raise
                 cancelled = error
-            except BaseException:  # the work's own error: task.result() raises it below
+            except BaseException:  # noqa: BLE001 - the work's own error: raised by result() below
                 break
         if cancelled is not None:
             _consume(task)

@@ -107,8 +107,8 @@ class Guarded(Protocol[P, R_co]):
 class Decorator(Protocol):
     """What `idempotent(...)` gives: it takes a function, or a command-handler class."""
 
-    @overload
-    def __call__(self, target: type[C], /) -> type[C]: ...
+    @overload  # a class is callable too, but stays a class
+    def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, target: Callable[P, R], /) -> Guarded[P, R]: ...
@@ -122,7 +122,7 @@ ScopeSetting = str | Callable[..., str] | None
 
 
 @overload
-def idempotent(target: type[C], /) -> type[C]: ...
+def idempotent(target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
 
 
 @overload
@@ -240,10 +240,10 @@ def _guard_handler(cls: type[C], key: KeySetting, guard: Callable[..., Any]) -> 
             f"{cls.__qualname__} has no method handle(command); @idempotent on a class guards "
             "that method"
         )
-    parameters = list(inspect.signature(handle).parameters)
-    if len(parameters) < 2:
+    _, *parameters = inspect.signature(handle).parameters
+    if not parameters:
         raise SettingsError(f"{cls.__qualname__}.handle must take the command as an argument")
-    chosen = _CommandKey(parameters[1]) if key is None else key
+    chosen = _CommandKey(parameters[0]) if key is None else key
     cls.handle = guard(handle, chosen)  # type: ignore[attr-defined]
     return cls
 
@@ -342,15 +342,13 @@ class _Guard:
             case make:
                 text = make(*args, **kwargs)
                 if not isinstance(text, (str, bytes)):
-                    raise SettingsError(
-                        f"key= answered {text!r}; it must answer a str (or bytes)"
-                    )
+                    raise SettingsError(f"key= answered {text!r}; it must answer a str (or bytes)")
                 return text
 
     def _tenant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._scope is None:
             return ""
-        tenant = self._scope(*args, **kwargs) if callable(self._scope) else self._scope
+        tenant: Any = self._scope(*args, **kwargs) if callable(self._scope) else self._scope
         if not isinstance(tenant, str) or not tenant:
             raise SettingsError(f"scope= gave {tenant!r}; a tenant is a str that is not empty")
         return tenant

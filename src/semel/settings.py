@@ -44,7 +44,7 @@ def as_store(store: Store | str) -> Store:
 
 def default_store() -> Store:
     """The store for guards that name none."""
-    global _store
+    global _store  # noqa: PLW0603 - one default store per process, made on first use
     if _configured is not None:
         return _configured
     with _lock:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, dataclass_transform
 
 __all__ = [
     "Answer",
@@ -33,10 +33,22 @@ __all__ = [
     "Terms",
     "Verdict",
     "Won",
+    "value",
 ]
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value(cls: type[T]) -> type[T]:
+    """A dataclass that nobody changes: type checkers refuse it, and at run time nothing does.
+
+    A truly frozen dataclass takes four times as long to make, and a guarded call makes seven.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+@value
 class Key:
     """What is to happen once: a tenant's key, for one operation.
 
@@ -51,7 +63,7 @@ class Key:
     operation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Terms:
     """How a claim is held. Durations are seconds.
 
@@ -67,7 +79,7 @@ class Terms:
     hold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """The right to perform an effect, and to record how it ended.
 
@@ -88,7 +100,7 @@ class Claim:
 Kind: TypeAlias = Literal["value", "error", "lost"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """How it ended: a value, an error, or a result that happened but could not be stored.
 
@@ -101,7 +113,7 @@ class Outcome:
     status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Orphan:
     """The holder's lease ran out at `since` and nobody knows how it ended. Nothing was changed."""
 
@@ -109,7 +121,7 @@ class Orphan:
     since: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Won:
     """Run it. `steps` are the recovery points that earlier attempts recorded.
 
@@ -121,7 +133,7 @@ class Won:
     orphan: Orphan | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Done:
     """It happened: replay."""
 
@@ -129,14 +141,14 @@ class Done:
     fence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Busy:
     """Somebody holds a live lease, for `left_s` more seconds by the store's clock."""
 
     left_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mismatch:
     """The key was used for another operation, or with another fingerprint."""
 
@@ -146,12 +158,12 @@ class Mismatch:
 Answer: TypeAlias = Won | Done | Busy | Mismatch | Orphan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Kept:
     """The claim was the current one, and the change is stored."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lost:
     """The claim was not the current one, and nothing was changed.
 
@@ -173,7 +185,7 @@ class State(enum.StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Past:
     """An attempt that is over: who, when, and how it ended."""
 
@@ -185,7 +197,7 @@ class Past:
     ending: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """A key's whole story, for people."""
 
@@ -215,7 +227,7 @@ class Record:
 Survives: TypeAlias = Literal["process_crash", "power_loss", "failover"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Guarantees:
     """What a store's answers survive, as configured right now, and why.
 

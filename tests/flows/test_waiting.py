@@ -156,7 +156,11 @@ async def test_a_record_that_expires_mid_wait_is_claimed_again(store, clock):
 
 async def test_waiting_ends_at_its_timeout(store):
     @idempotent(
-        store=store, on_duplicate="wait", key="k", operation="o", wait_timeout=0.05,
+        store=store,
+        on_duplicate="wait",
+        key="k",
+        operation="o",
+        wait_timeout=0.05,
         fingerprint=None,
     )
     async def pay():
@@ -170,7 +174,11 @@ async def test_waiting_ends_at_its_timeout(store):
 
 def test_waiting_in_threads_ends_at_its_timeout(store):
     @idempotent(
-        store=store, on_duplicate="wait", key="k", operation="o", wait_timeout=0.05,
+        store=store,
+        on_duplicate="wait",
+        key="k",
+        operation="o",
+        wait_timeout=0.05,
         fingerprint=None,
     )
     def pay():

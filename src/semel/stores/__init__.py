@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 def connect(url: str) -> Store:
     """Open the store at a URL. Nothing is sent before its first use."""
-    scheme = url.partition("://")[0].lower() if isinstance(url, str) and "://" in url else ""
+    scheme = url.partition("://")[0].lower() if "://" in str(url) else ""
     match scheme.partition("+")[0]:
         case "memory":
             from semel.stores.memory import MemoryStore
@@ -78,8 +78,11 @@ def connect(url: str) -> Store:
 
 
 def _path(url: str) -> str:
-    """`sqlite:///a.db` is a.db here, `sqlite:////var/a.db` is /var/a.db; for `file` both are
-    absolute, as everybody writes them."""
+    """The path in a URL.
+
+    `sqlite:///a.db` is a.db here and `sqlite:////var/a.db` is /var/a.db, as SQLAlchemy has it;
+    a `file` path is always absolute.
+    """
     parts = urlsplit(url)
     if parts.netloc:
         raise SettingsError(

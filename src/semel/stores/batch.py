@@ -74,9 +74,7 @@ class Batcher(Generic[Op]):
             else:
                 future.set_result(answer)
 
-    def _fail(
-        self, batch: list[tuple[Op, asyncio.Future[Any]]], error: BaseException
-    ) -> None:
+    def _fail(self, batch: list[tuple[Op, asyncio.Future[Any]]], error: BaseException) -> None:
         for _, future in batch:
             if not future.done():
                 if isinstance(error, asyncio.CancelledError):

@@ -125,9 +125,7 @@ class _MemoryLedger(Verbs):
         self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
     ) -> bool:
         with self._lock:
-            row = rules.resolve(
-                self._rows.get(id), fence, outcome, ttl_s, self._clock.now_us()
-            )
+            row = rules.resolve(self._rows.get(id), fence, outcome, ttl_s, self._clock.now_us())
             if row is not None:
                 self._put(id, row)
             return row is not None

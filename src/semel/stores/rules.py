@@ -11,7 +11,7 @@ Times are microseconds since 1970 by the store's clock.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -32,6 +32,7 @@ from semel.values import (
     Terms,
     Verdict,
     Won,
+    value,
 )
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,38 +72,72 @@ class Row:
     steps: dict[str, bytes] = field(default_factory=dict[str, bytes])
     past: str = "[]"
 
+    def but(self, **changes: Any) -> Row:
+        """A copy with some fields changed; `dataclasses.replace` takes four times as long."""
+        copy = Row(
+            self.key,
+            self.fingerprint,
+            self.attempt,
+            self.fence,
+            self.number,
+            self.state,
+            self.hold,
+            self.created_us,
+            self.started_us,
+            self.lease_us,
+            self.completed_us,
+            self.expires_us,
+            self.outcome,
+            self.error,
+            self.steps,
+            self.past,
+        )
+        for name, changed in changes.items():
+            setattr(copy, name, changed)
+        return copy
+
 
 # --- operations as values -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claiming:
+    """The claim verb, as a value."""
+
     key: Key
     attempt: str
     fingerprint: bytes
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completing:
+    """The complete verb, as a value."""
+
     claim: Claim
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Releasing:
+    """The release verb, as a value."""
+
     claim: Claim
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renewing:
+    """The renew verb, as a value; a lease of 0 gives the claim up as unknown."""
+
     claim: Claim
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Noting:
+    """The note verb, as a value."""
+
     claim: Claim
     name: str
     data: bytes
@@ -149,7 +184,7 @@ def claim(row: Row | None, op: Claiming, now_us: int) -> tuple[Answer, Row | Non
             return Busy(0.0), None
         return _win(_again(row, op, now_us, None), op)
     if row.attempt == op.attempt:
-        return _win(replace(row, **_leased(op.terms, now_us)), op)
+        return _win(row.but(**_leased(op.terms, now_us)), op)
     if row.lease_us > now_us:
         return Busy((row.lease_us - now_us) / 1e6), None
     orphan = Orphan(row.fence, moment(row.lease_us))
@@ -169,10 +204,8 @@ def _win(row: Row, op: Claiming, orphan: Orphan | None = None) -> tuple[Answer, 
 
 def _leased(terms: Terms, now_us: int, lease_s: float | None = None) -> dict[str, Any]:
     lease_us = now_us + micros(terms.lease_s if lease_s is None else lease_s)
-    if terms.hold or terms.ttl_s is None:
-        expires_us = None
-    else:
-        expires_us = lease_us + micros(terms.ttl_s)
+    forever = terms.hold or terms.ttl_s is None
+    expires_us = None if forever else lease_us + micros(terms.ttl_s or 0)
     return {"state": State.PENDING.value, "lease_us": lease_us, "expires_us": expires_us}
 
 
@@ -193,8 +226,7 @@ def _fresh(row: Row | None, op: Claiming, now_us: int) -> Row:
 
 def _again(row: Row, op: Claiming, now_us: int, ending: str | None) -> Row:
     past = row.past if ending is None else with_past(row, ending, row.lease_us)
-    return replace(
-        row,
+    return row.but(
         key=op.key,
         attempt=op.attempt,
         fence=max(row.fence + 1, now_us),
@@ -219,11 +251,7 @@ def with_past(row: Row, ending: str, ended_us: int) -> str:
 
 def current(row: Row | None, claim: Claim) -> bool:
     """Is this claim the one the row was last given to?"""
-    return (
-        row is not None
-        and row.attempt == claim.attempt
-        and (claim.fence == 0 or row.fence == claim.fence)
-    )
+    return row is not None and row.attempt == claim.attempt and claim.fence in (0, row.fence)
 
 
 def lost(row: Row | None, claim: Claim) -> Lost:
@@ -249,8 +277,7 @@ def complete(row: Row | None, op: Completing, now_us: int) -> tuple[Verdict, Row
         return Kept(), None
     if not running(row):
         return lost(row, op.claim), None
-    return Kept(), replace(
-        row,
+    return Kept(), row.but(
         state=State.COMPLETED.value,
         outcome=op.outcome,
         completed_us=now_us,
@@ -270,8 +297,7 @@ def release(row: Row | None, op: Releasing, now_us: int) -> tuple[Verdict, Row |
     if not running(row):
         return lost(row, op.claim), None
     ending = "released" if op.error is None else f"failed: {op.error}"
-    return Kept(), replace(
-        row,
+    return Kept(), row.but(
         state=State.FAILED.value,
         error=op.error,
         lease_us=now_us,
@@ -283,7 +309,7 @@ def release(row: Row | None, op: Releasing, now_us: int) -> tuple[Verdict, Row |
 def renew(row: Row | None, op: Renewing, now_us: int) -> tuple[Verdict, Row | None]:
     if row is None or not current(row, op.claim) or not running(row):
         return lost(row, op.claim), None
-    renewed = replace(row, **_leased(op.claim.terms, now_us, op.lease_s))
+    renewed = row.but(**_leased(op.claim.terms, now_us, op.lease_s))
     if op.lease_s == 0:
         renewed.state = State.UNKNOWN.value
     return Kept(), renewed
@@ -293,7 +319,7 @@ def note(row: Row | None, op: Noting, now_us: int) -> tuple[Verdict, Row | None]
     if row is None or not current(row, op.claim) or not running(row):
         return lost(row, op.claim), None
     steps = {**row.steps, op.name: op.data}
-    return Kept(), replace(row, steps=steps, **_leased(op.claim.terms, now_us))
+    return Kept(), row.but(steps=steps, **_leased(op.claim.terms, now_us))
 
 
 # --- for people ---------------------------------------------------------------------------------
@@ -345,15 +371,13 @@ def resolve(
         return None
     expires_us = None if ttl_s is None else now_us + micros(ttl_s)
     if outcome is None:
-        return replace(
-            row,
+        return row.but(
             state=State.FAILED.value,
             error="resolved: let it run again",
             expires_us=expires_us,
             past=with_past(row, "resolved: let it run again", now_us),
         )
-    return replace(
-        row,
+    return row.but(
         state=State.COMPLETED.value,
         outcome=outcome,
         completed_us=now_us,
@@ -372,9 +396,7 @@ def _outcome(row: Row) -> Outcome:
     return row.outcome
 
 
-def wanted(
-    record: Record, tenant: str | None, operation: str | None, state: State | None
-) -> bool:
+def wanted(record: Record, tenant: str | None, operation: str | None, state: State | None) -> bool:
     """Does a listing with these filters include the record?"""
     return (
         (tenant is None or record.key.tenant == tenant)

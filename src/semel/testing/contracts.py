@@ -519,9 +519,7 @@ class LedgerContract:
         assert len(await ledger.records(operation="pay")) == 7
         assert not await ledger.records(operation="other")
 
-    async def test_resolve_settles_an_orphan_with_an_outcome(
-        self, store: Any, ledger: Any
-    ) -> None:
+    async def test_resolve_settles_an_orphan_with_an_outcome(self, store: Any, ledger: Any) -> None:
         claim = (await self.win(ledger, self.key(), HOLD)).claim
         id = self.key().id
         settle = {"fence": claim.fence, "outcome": VALUE, "ttl_s": TTL_S}
@@ -536,9 +534,7 @@ class LedgerContract:
     async def test_resolve_lets_an_orphan_run_again(self, store: Any, ledger: Any) -> None:
         claim = (await self.win(ledger, self.key(), HOLD)).claim
         await self.age(store, LEASE_S + 1)
-        assert await ledger.resolve(
-            self.key().id, fence=claim.fence, outcome=None, ttl_s=TTL_S
-        )
+        assert await ledger.resolve(self.key().id, fence=claim.fence, outcome=None, ttl_s=TTL_S)
         again = await self.win(ledger, self.key(), HOLD)
         assert again.claim.fence > claim.fence
         assert await ledger.complete(claim, OTHER) == Lost()
@@ -627,7 +623,7 @@ def _in_threads(work: Callable[[], Any], count: int) -> list[Any]:
         barrier.wait()
         try:
             answers.append(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - carried to the caller
             errors.append(error)
 
     threads = [threading.Thread(target=one) for _ in range(count)]
@@ -648,6 +644,8 @@ POLICIES = {"retry": TERMS, "hold": HOLD, "recover": RECOVER}
 
 @dataclass(frozen=True)
 class Move:
+    """One step of a random history."""
+
     verb: str
     key: int = 0
     who: int = 0
