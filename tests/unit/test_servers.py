@@ -73,6 +73,12 @@ def test_ensure_running_undoes_a_pause_and_a_kill(redis_server):
     assert servers.command(redis_server.port, "PING") == "PONG"
 
 
+def test_a_password_left_behind_does_not_lock_out_the_next_test(redis_url, redis_server):
+    servers.command(redis_server.port, "CONFIG", "SET", "requirepass", "forgotten")
+    redis_server.empty()
+    assert servers.command(redis_server.port, "DBSIZE") == 0
+
+
 def test_a_server_started_by_a_thread_outlives_the_thread(redis_server):
     restarter = threading.Thread(target=redis_server.restart)
     restarter.start()
@@ -110,6 +116,10 @@ def test_sentinels_choose_a_new_master(redis_sentinel_url, redis_sentinel):
     assert servers.command(redis_sentinel.master.port, "GET", "k") == "v"
     redis_sentinel.ensure_running()
     assert redis_sentinel.replica is old
+    servers.command(redis_sentinel.sentinels[0].port, "SENTINEL", "FAILOVER", servers.SENTINEL_NAME)
+    process.wait_until(lambda: redis_sentinel.master is old, "the old master to be master again")
+    redis_sentinel.ensure_running()
+    assert redis_sentinel.master is old
 
 
 def _is_master(server: servers.RedisServer) -> bool:
