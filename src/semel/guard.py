@@ -254,7 +254,7 @@ class _CommandKey:
 
     parameter: str
 
-    def of(self, bound: dict[str, Any]) -> str | bytes:
+    def render(self, bound: dict[str, Any]) -> str | bytes:
         command = bound[self.parameter]
         key = getattr(command, "idempotency_key", None)
         if key is None and isinstance(command, dict):
@@ -295,6 +295,8 @@ class _Guard:
         self._operation = operation or keys.operation_of(fn)
         self._binder = keys.Binder(fn)
         self._key = self._key_setting(key)
+        self._calls_key = callable(self._key)
+        self._compares = key is not None and fingerprint is not None
         self._required: WeakSet[StoreLedger] = WeakSet()
         if policy.recover is not None and self._colour is SYNC and _is_async(policy.recover):
             raise SettingsError("recover is async, but the guarded function is not")
@@ -302,11 +304,14 @@ class _Guard:
             store.ledger(self._colour)  # refuses a store of the other colour, here and now
 
     def _key_setting(self, key: Any) -> Any:
+        """Something with `render(bound arguments)`, or the user's own function."""
         if key is None and self._fingerprint not in ("arguments", None):
             raise SettingsError("fingerprint= needs key=; without a key, all arguments are the key")
+        if key is None:
+            return keys.AutoKey(self._operation)
         if isinstance(key, str):
             return keys.Template(key, self._binder.names)
-        if key is not None and not callable(key) and not isinstance(key, _CommandKey):
+        if not callable(key) and not isinstance(key, _CommandKey):
             raise SettingsError(
                 f"key={key!r} is neither a template such as 'invoice:{{user_id}}' nor a function"
             )
@@ -319,7 +324,7 @@ class _Guard:
 
     def _identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
         bound = self._binder.bind(args, kwargs)
-        text = self._key_text(bound, args, kwargs)
+        text = self._key(*args, **kwargs) if self._calls_key else self._key.render(bound)
         key = keys.make_key(
             text,
             tenant=self._tenant(args, kwargs),
@@ -328,22 +333,6 @@ class _Guard:
             version=self._version,
         )
         return key, self._fingerprint_of(bound, args, kwargs)
-
-    def _key_text(
-        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str | bytes:
-        match self._key:
-            case None:
-                return keys.auto_key(self._operation, bound)
-            case keys.Template():
-                return self._key.render(bound)
-            case _CommandKey():
-                return self._key.of(bound)
-            case make:
-                text = make(*args, **kwargs)
-                if not isinstance(text, (str, bytes)):
-                    raise SettingsError(f"key= answered {text!r}; it must answer a str (or bytes)")
-                return text
 
     def _tenant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._scope is None:
@@ -356,7 +345,7 @@ class _Guard:
     def _fingerprint_of(
         self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bytes:
-        if self._key is None or self._fingerprint is None:
+        if not self._compares:
             return b""
         if callable(self._fingerprint):
             value = self._fingerprint(*args, **kwargs)

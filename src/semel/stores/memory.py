@@ -69,7 +69,8 @@ class _MemoryLedger(Verbs):
             answer, row = rules.apply(self._rows.get(id), op, now_us)
             if row is not None:
                 self._put(id, row)
-            self._drop_expired(now_us, SWEEP_PER_OPERATION)
+            if self._expiries and self._expiries[0][0] <= now_us:
+                self._drop_expired(now_us, SWEEP_PER_OPERATION)
             return answer
 
     def _put(self, id: bytes, row: Row) -> None:

@@ -153,17 +153,7 @@ def key_of(op: Operation) -> Key:
 
 def apply(row: Row | None, op: Operation, now_us: int) -> tuple[Answer | Verdict, Row | None]:
     """What the operation is answered, and the row to write (None: leave it as it is)."""
-    match op:
-        case Claiming():
-            return claim(row, op, now_us)
-        case Completing():
-            return complete(row, op, now_us)
-        case Releasing():
-            return release(row, op, now_us)
-        case Renewing():
-            return renew(row, op, now_us)
-        case Noting():
-            return note(row, op, now_us)
+    return _RULES[type(op)](row, op, now_us)
 
 
 # --- claim --------------------------------------------------------------------------------------
@@ -320,6 +310,15 @@ def note(row: Row | None, op: Noting, now_us: int) -> tuple[Verdict, Row | None]
         return lost(row, op.claim), None
     steps = {**row.steps, op.name: op.data}
     return Kept(), row.but(steps=steps, **_leased(op.claim.terms, now_us))
+
+
+_RULES: dict[type, Any] = {
+    Claiming: claim,
+    Completing: complete,
+    Releasing: release,
+    Renewing: renew,
+    Noting: note,
+}
 
 
 # --- for people ---------------------------------------------------------------------------------
