@@ -14,7 +14,7 @@ if state then
   if (operation or '') ~= ARGV[2] then return {4, 'operation'} end
   if (fingerprint or '') ~= ARGV[3] then return {4, 'fingerprint'} end
   if state == 'C' then
-    local outcome = redis.call('HMGET', key, 'k', 'r', 't')
+    local outcome = call('HMGET', key, 'k', 'r', 't')
     return {2, tonumber(fence), outcome[1], outcome[2], outcome[3]}
   end
 end
@@ -36,64 +36,59 @@ local until_us = now + tonumber(ARGV[4])
 local expires = nil
 if ARGV[7] == '0' and ARGV[5] ~= '' then expires = until_us + tonumber(ARGV[5]) end
 
-local function steps()
-  local found = {}
-  local fields = redis.call('HGETALL', key)
-  for i = 1, #fields, 2 do
-    if string.sub(fields[i], 1, 1) == 'S' then
-      found[#found + 1] = string.sub(fields[i], 2)
-      found[#found + 1] = fields[i + 1]
-    end
-  end
-  return found
-end
-
-if running and mine then
-  redis.call('HSET', key, 's', 'P', 'l', text(until_us))
+if not state then
+  local fields = {
+    's', 'P', 'a', ARGV[1], 'e', text(now), 'l', text(until_us),
+    'o', ARGV[2], 'f', ARGV[3], 'K', ARGV[8]
+  }
+  if ARGV[9] ~= '' then fields[15], fields[16] = 'T', ARGV[9] end
+  if ARGV[7] == '1' then fields[#fields + 1], fields[#fields + 2] = 'h', '1' end
+  call('HSET', key, unpack(fields))
   expire(expires)
-  return {1, tonumber(fence), tonumber(number or 1), steps()}
+  return {1, now}
 end
 
-local try = state and tonumber(number or 1) + 1 or 1
-local next_fence = now
-if state then next_fence = math.max(tonumber(fence) + 1, now) end
+local steps = {}
+local all = call('HGETALL', key)
+for i = 1, #all, 2 do
+  if string.sub(all[i], 1, 1) == 'S' then
+    steps[#steps + 1] = string.sub(all[i], 2)
+    steps[#steps + 1] = all[i + 1]
+  end
+end
 
-local fields = {'s', 'P', 'a', ARGV[1], 'e', text(next_fence), 'l', text(until_us)}
+local try = tonumber(number or 1)
+if running and mine then
+  call('HSET', key, 's', 'P', 'l', text(until_us))
+  expire(expires)
+  return {1, tonumber(fence), try, steps}
+end
+
+local larger = math.max(tonumber(fence) + 1, now)
+local fields = {
+  's', 'P', 'a', ARGV[1], 'e', text(larger), 'l', text(until_us),
+  'n', text(try + 1), 'b', text(now), 'K', ARGV[8], 'T', ARGV[9]
+}
+local dropped = {'x'}
 local function put(name, value)
   fields[#fields + 1] = name
   fields[#fields + 1] = value
 end
-local dropped = {}
-local function put_or_drop(name, value)
-  if value ~= '' then
-    put(name, value)
-  elseif state then
-    dropped[#dropped + 1] = name
-  end
+local function drop(name)
+  dropped[#dropped + 1] = name
 end
 
-put_or_drop('K', ARGV[8])
-put_or_drop('T', ARGV[9])
-put_or_drop('h', ARGV[7] == '1' and '1' or '')
-if not state then
-  if ARGV[2] ~= '' then put('o', ARGV[2]) end
-  if ARGV[3] ~= '' then put('f', ARGV[3]) end
-else
-  dropped[#dropped + 1] = 'x'
-  put('n', text(try))
-  put('b', text(now))
-  if try == 2 then put('c', fence) end
-end
+if try == 1 then put('c', fence) end
+if ARGV[7] == '1' then put('h', '1') else drop('h') end
 if orphaned then
-  put('p' .. text(try - 1), '[' .. fence .. ',' .. cjson.encode(holder) .. ',' ..
+  put('p' .. text(try), '[' .. fence .. ',' .. cjson.encode(holder) .. ',' ..
     (begun or fence) .. ',' .. lease .. ',"lease ran out"]')
-  dropped[#dropped + 1] = 'p' .. text(try - 1 - PAST_KEPT)
+  drop('p' .. text(try - PAST_KEPT))
 end
 
-redis.call('HSET', key, unpack(fields))
-if #dropped > 0 then redis.call('HDEL', key, unpack(dropped)) end
+call('HSET', key, unpack(fields))
+call('HDEL', key, unpack(dropped))
 expire(expires)
 
-if not state then return {1, next_fence} end
-if not orphaned then return {1, next_fence, try, steps()} end
-return {1, next_fence, try, steps(), tonumber(fence), tonumber(lease)}
+if not orphaned then return {1, larger, try + 1, steps} end
+return {1, larger, try + 1, steps, tonumber(fence), tonumber(lease)}

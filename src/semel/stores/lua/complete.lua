@@ -5,7 +5,7 @@
 -- Covered by tests/contract/test_redis_ledger.py.
 
 if state == 'C' then
-  local outcome = redis.call('HMGET', key, 'k', 'r', 't')
+  local outcome = call('HMGET', key, 'k', 'r', 't')
   local same = outcome[1] == ARGV[5] and outcome[2] == ARGV[6] and (outcome[3] or '') == ARGV[7]
   if same then return 1 end
 end
@@ -15,9 +15,9 @@ local expires = nil
 if ARGV[8] ~= '' then expires = now + tonumber(ARGV[8]) end
 
 if ARGV[7] == '' then
-  redis.call('HSET', key, 's', 'C', 'k', ARGV[5], 'r', ARGV[6], 'd', text(now))
+  call('HSET', key, 's', 'C', 'k', ARGV[5], 'r', ARGV[6], 'd', text(now))
 else
-  redis.call('HSET', key, 's', 'C', 'k', ARGV[5], 'r', ARGV[6], 'd', text(now), 't', ARGV[7])
+  call('HSET', key, 's', 'C', 'k', ARGV[5], 'r', ARGV[6], 'd', text(now), 't', ARGV[7])
 end
 expire(expires)
 return 1

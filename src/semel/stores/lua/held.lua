@@ -9,7 +9,7 @@ local function lost()
   if state ~= 'C' or (operation or '') ~= ARGV[3] or (fingerprint or '') ~= ARGV[4] then
     return {0}
   end
-  local outcome = redis.call('HMGET', key, 'k', 'r', 't')
+  local outcome = call('HMGET', key, 'k', 'r', 't')
   return {0, outcome[1], outcome[2], outcome[3]}
 end
 

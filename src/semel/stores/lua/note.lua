@@ -9,6 +9,6 @@ local until_us = now + tonumber(ARGV[5])
 local expires = nil
 if ARGV[7] == '0' and ARGV[6] ~= '' then expires = until_us + tonumber(ARGV[6]) end
 
-redis.call('HSET', key, 's', 'P', 'l', text(until_us), 'S' .. ARGV[8], ARGV[9])
+call('HSET', key, 's', 'P', 'l', text(until_us), 'S' .. ARGV[8], ARGV[9])
 expire(expires)
 return 1

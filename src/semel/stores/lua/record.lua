@@ -11,7 +11,7 @@
 --   x  error of the last failure
 --   p<number>  a try that is over: JSON [fence, attempt, begun, ended, ending]
 --   S<name>    a step
--- An empty o, f, K or T is absent. Times are microseconds since 1970 by this server's clock. When
+-- An empty T is absent on a first try. Times are microseconds since 1970 by this server's clock. When
 -- a record expires is the expiry of the Redis key itself; a held one that runs has none.
 --
 -- Every check comes before the first write, and the first write is an HSET: Redis refuses that one
@@ -22,6 +22,7 @@
 -- Covered by tests/contract/test_redis_ledger.py, and test_redis_scripts.py for large numbers.
 
 local key = KEYS[1]
+local call = redis.call
 local FOR_EVER = 9007199254740992
 local PAST_KEPT = 16
 
@@ -31,23 +32,24 @@ end
 
 local function expire(at)
   if at and at < FOR_EVER then
-    redis.call('PEXPIREAT', key, text(math.ceil(at / 1000)))
+    call('PEXPIREAT', key, text(math.ceil(at / 1000)))
   else
-    redis.call('PERSIST', key)
+    call('PERSIST', key)
   end
 end
 
 local state, holder, fence, operation, fingerprint, lease, number, held, begun =
-  unpack(redis.call('HMGET', key, 's', 'a', 'e', 'o', 'f', 'l', 'n', 'h', 'b'))
+  unpack(call('HMGET', key, 's', 'a', 'e', 'o', 'f', 'l', 'n', 'h', 'b'))
+local running = state == 'P' or state == 'U'
 
 if state then
-  if not (string.find(state, '^[PCFU]$') and holder and tonumber(fence) and tonumber(lease)) then
+  local known = running or state == 'C' or state == 'F'
+  if not (known and holder and tonumber(fence) and tonumber(lease)) then
     return redis.error_reply('CORRUPT its fields are not those of a record')
   end
-elseif redis.call('EXISTS', key) == 1 then
+elseif call('EXISTS', key) == 1 then
   return redis.error_reply('CORRUPT it is a hash of something else')
 end
 
-local time = redis.call('TIME')
+local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local running = state == 'P' or state == 'U'

@@ -13,11 +13,11 @@ local past = '[' .. fence .. ',' .. cjson.encode(holder) .. ',' .. (begun or fen
   text(now) .. ',' .. cjson.encode(ARGV[6]) .. ']'
 
 if ARGV[7] then
-  redis.call('HSET', key, 's', 'F', 'l', text(now), 'p' .. text(try), past, 'x', ARGV[7])
-  redis.call('HDEL', key, 'p' .. text(try - PAST_KEPT))
+  call('HSET', key, 's', 'F', 'l', text(now), 'p' .. text(try), past, 'x', ARGV[7])
+  call('HDEL', key, 'p' .. text(try - PAST_KEPT))
 else
-  redis.call('HSET', key, 's', 'F', 'l', text(now), 'p' .. text(try), past)
-  redis.call('HDEL', key, 'p' .. text(try - PAST_KEPT), 'x')
+  call('HSET', key, 's', 'F', 'l', text(now), 'p' .. text(try), past)
+  call('HDEL', key, 'p' .. text(try - PAST_KEPT), 'x')
 end
 expire(expires)
 return 1

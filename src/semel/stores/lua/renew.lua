@@ -9,6 +9,6 @@ local until_us = now + tonumber(ARGV[5])
 local expires = nil
 if ARGV[7] == '0' and ARGV[6] ~= '' then expires = until_us + tonumber(ARGV[6]) end
 
-redis.call('HSET', key, 's', ARGV[5] == '0' and 'U' or 'P', 'l', text(until_us))
+call('HSET', key, 's', ARGV[5] == '0' and 'U' or 'P', 'l', text(until_us))
 expire(expires)
 return 1

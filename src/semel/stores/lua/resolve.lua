@@ -12,13 +12,13 @@ if ARGV[2] ~= '' then expires = now + tonumber(ARGV[2]) end
 if ARGV[4] then
   local fields = {'s', 'C', 'k', ARGV[4], 'r', ARGV[5], 'd', text(now)}
   if ARGV[6] ~= '' then fields[9], fields[10] = 't', ARGV[6] end
-  redis.call('HSET', key, unpack(fields))
+  call('HSET', key, unpack(fields))
 else
   local try = tonumber(number or 1)
   local past = '[' .. fence .. ',' .. cjson.encode(holder) .. ',' .. (begun or fence) .. ',' ..
     text(now) .. ',' .. cjson.encode(ARGV[3]) .. ']'
-  redis.call('HSET', key, 's', 'F', 'x', ARGV[3], 'p' .. text(try), past)
-  redis.call('HDEL', key, 'p' .. text(try - PAST_KEPT))
+  call('HSET', key, 's', 'F', 'x', ARGV[3], 'p' .. text(try), past)
+  call('HDEL', key, 'p' .. text(try - PAST_KEPT))
 end
 expire(expires)
 return 1

@@ -34,7 +34,7 @@ class RedisLedger(Verbs):
         self._can_fail_over = spare
 
     async def perform(self, op: Operation) -> Any:
-        name = scripts.record_name(self._names, op)
+        name = self._names.of(rules.key_of(op).id)
         reply = await self._line().call(scripts.call_of(op, name))
         return scripts.answer_of(op, name, reply)
 

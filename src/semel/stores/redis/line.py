@@ -14,7 +14,7 @@ error after that does not know whether the call took effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,10 +24,13 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
     MasterDownError,
     MovedError,
+    NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -48,7 +51,7 @@ RAW: dict[str, Any] = {NEVER_DECODE: True}
 class Line(Protocol):
     """A way to one Redis, whatever it is made of."""
 
-    async def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> Awaitable[Any]:
         """The script's reply."""
         ...
 
@@ -68,6 +71,7 @@ class Line(Protocol):
 # --- what went wrong ----------------------------------------------------------------------------
 
 _HINTS = {
+    "HELLO must be called": "give the password in the URL: redis://user:password@host",
     "NOAUTH": "give the password in the URL: redis://user:password@host",
     "WRONGPASS": "check the user and password in the URL",
     "NOPERM": "let this user run EVALSHA, EVAL, TIME and the hash commands on semel:*",
@@ -80,21 +84,36 @@ _HINTS = {
 }
 
 
+# redis-py turns these codes into classes and drops them from the message.
+_CODES: dict[type[Exception], str] = {
+    AuthenticationError: "NOAUTH ",
+    BusyLoadingError: "LOADING ",
+    ClusterDownError: "CLUSTERDOWN ",
+    NoPermissionError: "NOPERM ",
+    OutOfMemoryError: "OOM ",
+    ReadOnlyError: "READONLY ",
+}
+
+
 def refused(call: Call, error: Exception) -> Exception:
     """Redis answered with an error: the record is unreadable, or the server is."""
-    message = str(error)
+    message = _CODES.get(type(error), "") + str(error)
     if "WRONGTYPE" in message:
         return corrupt(call.key, "it is not a hash")
     if message.startswith("CORRUPT "):
         return corrupt(call.key, message.removeprefix("CORRUPT "))
-    hint = next((hint for code, hint in _HINTS.items() if code in message), "")
-    return StoreUnavailableError(
-        f"Redis refused to {call.script.name}: {message}" + (f". {hint}" if hint else "")
-    )
+    return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{_hint(message)}")
 
 
-def unreachable(error: BaseException) -> StoreUnavailableError:
-    reason = str(error) or type(error).__name__
+def _hint(message: str) -> str:
+    return next((f". {hint}" for code, hint in _HINTS.items() if code in message), "")
+
+
+def unreachable(error: Exception) -> StoreUnavailableError:
+    """No answer: the call may have taken effect, or not."""
+    reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__)
+    if hint := _hint(reason):
+        return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
     return StoreUnavailableError(
         f"Redis did not answer: {reason}. Whether it took effect is unknown; asking again is safe. "
         "Check that the server runs and can be reached from here"
@@ -217,11 +236,11 @@ class AsyncLine:
         self._timeout_s = timeout_s
         self._batcher: Batcher[Call] = Batcher(self._run, largest=LARGEST_BATCH)
 
-    async def call(self, call: Call) -> Any:
-        return await self._batcher.submit(call)
+    def call(self, call: Call) -> Awaitable[Any]:
+        return self._batcher.submit(call)
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
-        return await asyncio.gather(*(self.call(call) for call in calls))
+        return await asyncio.gather(*map(self.call, calls))
 
     async def servers(self) -> list[Any]:
         return [self._client]

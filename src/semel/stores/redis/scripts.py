@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from base64 import urlsafe_b64decode
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 import hiredis
 
 from semel.errors import CorruptRecordError
-from semel.stores import rules
 from semel.stores.rules import (
     Claiming,
     Completing,
@@ -89,13 +90,14 @@ class Call:
         return (b"EVAL", self.script.source, b"1", self.key, *self.args)
 
 
-def pack(command: tuple[bytes, ...]) -> bytes:
-    """The command as it goes over the wire."""
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type] # its stub forbids bytes
-    return packed
+# The command as it goes over the wire; hiredis' own stub allows one word only.
+pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
 # --- names --------------------------------------------------------------------------------------
+
+
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class Names:
@@ -109,7 +111,7 @@ class Names:
         self.pattern = self._before + b"*}:ledger"
 
     def of(self, id: bytes) -> bytes:
-        return b"%b%b}:ledger" % (self._before, urlsafe_b64encode(id).rstrip(b"="))
+        return self._before + b2a_base64(id, newline=False).translate(_URLSAFE, b"=") + b"}:ledger"
 
     def id_of(self, name: bytes) -> bytes | None:
         """The id in a key's name, None when the name is not one of ours."""
@@ -125,14 +127,17 @@ class Names:
 
 
 def text(value: str) -> bytes:
-    # A lone surrogate is a legal key in Python: it is kept, not refused.
-    return value.encode("utf-8", "surrogatepass")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:  # a lone surrogate is a legal key in Python: kept, not refused
+        return value.encode("utf-8", "surrogatepass")
 
 
 def untext(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=256)
 def _span(seconds: float | None) -> bytes:
     return b"" if seconds is None else b"%d" % micros(seconds)
 
@@ -297,11 +302,11 @@ class Seen:
 
 def seen_of(id: bytes, name: bytes, reply: list[Any]) -> Seen | None:
     """What `look` found, None when there is no record."""
-    now_us, left_ms, flat = reply
+    now_us, expires_ms, flat = reply
     if not flat:
         return None
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    expires_us = None if left_ms < 0 else now_us + left_ms * 1000
+    expires_us = None if expires_ms < 0 else expires_ms * 1000
     try:
         return Seen(_row(id, fields, expires_us), now_us)
     except (KeyError, TypeError, ValueError) as error:
@@ -342,7 +347,3 @@ def _key(id: bytes, fields: Mapping[bytes, bytes]) -> Key:
 def _past(fields: Mapping[bytes, bytes]) -> str:
     numbers = sorted(int(field[1:]) for field in fields if field[:1] == b"p")
     return json.dumps([[n, *json.loads(untext(fields[b"p%d" % n]))] for n in numbers])
-
-
-def record_name(names: Names, op: Operation) -> bytes:
-    return names.of(rules.key_of(op).id)

@@ -1,0 +1,164 @@
+"""Names, numbers and replies; the scripts themselves are asked on a real server."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.colour import SYNC, run
+from semel.errors import CorruptRecordError
+from semel.keys import make_key
+from semel.stores.redis import RedisStore, scripts
+from semel.stores.redis.scripts import Names
+from semel.stores.rules import Claiming
+from semel.values import Kept, Key, Outcome, Terms, Won
+
+TERMS = Terms(lease_s=30, ttl_s=600)
+PAY = make_key("order-1", operation="pay")
+NAME = Names("default").of(PAY.id)
+
+
+@pytest.fixture
+def admin(redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def ledger(redis_url):
+    store = RedisStore(redis_url)
+    yield store.ledger(SYNC)
+    store.close()
+
+
+def ask(ledger, attempt, terms=TERMS):
+    return run(ledger.claim(PAY, attempt=attempt, fingerprint=b"f", terms=terms))
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_name_leads_back_to_its_id(id):
+    names = Names("shop")
+    assert names.id_of(names.of(id)) == id
+
+
+def test_a_name_is_readable_and_lies_in_one_slot():
+    name = Names("shop").of(b"\xff" * 32)
+    assert name == b"semel:shop:{" + b"_" * 42 + b"8}:ledger"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"semel:shop:{???}:ledger", b"semel:shop:{A}:ledger", b"semel:shop:{}}}:ledger", b"other"],
+)
+def test_a_name_that_is_not_ours_has_no_id(name):
+    assert Names("shop").id_of(name) is None
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+
+def test_a_fence_near_the_limit_of_a_double_is_exact(ledger, admin):
+    fence = 2**53 - 10
+    won = ask(ledger, "h/1")
+    admin.hset(NAME, mapping={"e": fence, "s": "F"})
+    won = ask(ledger, "h/2")
+    assert won.claim.fence == fence + 1
+    assert admin.hget(NAME, "e") == str(fence + 1).encode()
+    assert run(ledger.complete(won.claim, Outcome("value", b"1"))) == Kept()
+
+
+@pytest.mark.parametrize("ttl_s", [9e9, 1e15, 1e300])
+def test_a_ttl_beyond_the_clock_is_for_ever(ledger, admin, ttl_s):
+    won = ask(ledger, "h/1", Terms(lease_s=30, ttl_s=ttl_s))
+    assert isinstance(won, Won)
+    assert admin.pttl(NAME) == -1
+    assert run(ledger.complete(won.claim, Outcome("value", b"1"))) == Kept()
+    assert admin.pttl(NAME) == -1
+
+
+def test_the_last_sixteen_tries_are_remembered(ledger, admin):
+    for number in range(40):
+        won = ask(ledger, f"h/{number}")
+        assert won.claim.number == number + 1
+        if number % 2:
+            run(ledger.release(won.claim, error=f"e{number}"))
+        else:
+            admin.hset(NAME, "l", 1)
+    record = run(ledger.look(PAY.id))
+    assert [past.number for past in record.past] == list(range(25, 41))
+    assert {past.ending for past in record.past if past.number % 2} == {"lease ran out"}
+    assert record.past[-1].ending == "failed: e39"
+    assert len(admin.hkeys(NAME)) < 40
+
+
+def test_a_held_record_has_no_expiry_while_it_runs(ledger, admin):
+    hold = Terms(lease_s=30, ttl_s=600, hold=True)
+    won = ask(ledger, "h/1", hold)
+    assert admin.pttl(NAME) == -1
+    run(ledger.note(won.claim, "step", b"1"))
+    run(ledger.renew(won.claim))
+    assert admin.pttl(NAME) == -1
+    run(ledger.complete(won.claim, Outcome("value", b"1")))
+    assert 599_000 < admin.pttl(NAME) <= 600_001
+
+
+def test_a_typical_record_is_small(ledger, admin):
+    """Redis keeps a hash compact while every field is at most 64 bytes: hence the short names."""
+    won = ask(ledger, f"host-1:4242/{os.urandom(8).hex()}")
+    run(ledger.complete(won.claim, Outcome("value", b'{"paid":true}')))
+    assert admin.object("encoding", NAME) in (b"listpack", b"ziplist")
+    assert admin.memory_usage(NAME) < 400
+
+
+# --- texts -------------------------------------------------------------------------------------
+
+ODD = ["", "\0", "\ud800", 'quo"te\\', "ключ ✓", "a\nb", "{x}", "x" * 255]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_texts_come_back_as_they_were(ledger, admin, odd):
+    key = Key(b"k" * 32, odd, odd, odd)
+    won = run(ledger.claim(key, attempt=f"h/{odd}", fingerprint=b"", terms=TERMS))
+    run(ledger.note(won.claim, odd, b"\x00\xff"))
+    run(ledger.release(won.claim, error=odd))
+    record = run(ledger.look(key.id))
+    assert record.key == key
+    assert record.attempt == record.past[0].attempt == f"h/{odd}"
+    assert record.error == odd
+    assert record.past[0].ending == f"failed: {odd}"
+    assert record.steps == {odd: b"\x00\xff"}
+    again = run(ledger.claim(key, attempt="h/2", fingerprint=b"", terms=TERMS))
+    assert again.steps == {odd: b"\x00\xff"}
+
+
+# --- replies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [[9], [], None, [2, 5, b"z", b"data", None], [2, 5, b"v", None, None], [2, 5, b"v", b"", b"x"]],
+)
+def test_a_reply_that_makes_no_sense_names_the_record(reply):
+    with pytest.raises(CorruptRecordError, match=NAME.decode()):
+        scripts.answer_of(Claiming(PAY, "h/1", b"", TERMS), NAME, reply)
+
+
+def test_the_missing_driver_is_named():
+    code = (
+        "import sys; sys.modules['redis'] = None\n"
+        "try:\n import semel.stores.redis\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    import subprocess
+    import sys
+
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("SettingsError")
+    assert "pip install 'semel[redis]'" in told.stdout

@@ -1,0 +1,226 @@
+"""What the store is given, what it costs, and what it leaves alone; on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+import redis
+import redis.asyncio
+
+from semel.colour import ASYNC, SYNC, run
+from semel.errors import SettingsError
+from semel.keys import make_key, new_attempt
+from semel.stores.redis import RedisStore, ledger
+from semel.testing.contracts import ledger_of
+from semel.values import Busy, Done, Kept, Outcome, Terms, Won
+
+TERMS = Terms(lease_s=30, ttl_s=600)
+VALUE = Outcome("value", b'{"paid":true}')
+PAY = make_key("order-1", operation="pay")
+
+colours = pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+
+
+@pytest.fixture
+async def store(redis_url):
+    store = RedisStore(redis_url)
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+def admin(redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+async def ask(ledger, key=PAY):
+    return await ledger.claim(key, attempt=new_attempt(), fingerprint=b"f", terms=TERMS)
+
+
+# --- what it is given --------------------------------------------------------------------------
+
+
+async def test_a_sync_client_serves_sync_code_only(redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        store = RedisStore(client)
+        assert isinstance(run(ask(store.ledger(SYNC))), Won)
+        with pytest.raises(SettingsError, match=r"redis\.asyncio\.Redis"):
+            store.ledger(ASYNC)
+        await store.aclose()
+        assert client.ping(), "a client that was given is left open"
+
+
+async def test_an_async_client_serves_async_code_only(redis_url):
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        store = RedisStore(client)
+        assert isinstance(await ask(store.ledger(ASYNC)), Won)
+        with pytest.raises(SettingsError, match=r"redis\.Redis"):
+            store.ledger(SYNC)
+        await store.aclose()
+        assert await client.ping(), "a client that was given is left open"
+
+
+async def test_cluster_clients_are_taken_too(redis_cluster_url):
+    host, port = redis_cluster_url.removeprefix("redis+cluster://").split(":")
+    with redis.RedisCluster(host, int(port)) as client:
+        assert isinstance(run(ask(RedisStore(client).ledger(SYNC))), Won)
+    async with redis.asyncio.RedisCluster(host, int(port)) as client:
+        assert isinstance(await ask(RedisStore(client).ledger(ASYNC)), Busy)
+
+
+def test_an_async_client_belongs_to_one_loop(redis_url):
+    client = redis.asyncio.Redis.from_url(redis_url)
+    ledger = RedisStore(client).ledger(ASYNC)
+
+    async def first():
+        await ask(ledger)
+        await client.aclose()
+
+    other = asyncio.new_event_loop()
+    try:
+        other.run_until_complete(first())
+        with pytest.raises(SettingsError, match="another event loop"):
+            asyncio.run(ask(ledger))
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("given", [None, 5, b"redis://h", object()])
+def test_anything_else_is_refused(given):
+    with pytest.raises(SettingsError, match="takes a URL or a client"):
+        RedisStore(given)
+
+
+@pytest.mark.parametrize("namespace", ["", "a{b", "a}b", "a*", "a b", "a?", "[a]", "a\\", "é"])
+def test_a_namespace_that_would_break_the_keys_is_refused(namespace):
+    with pytest.raises(SettingsError, match="namespace"):
+        RedisStore("redis://h", namespace=namespace)
+
+
+def test_a_client_that_would_wait_for_ever_is_warned_about(caplog):
+    with caplog.at_level(logging.WARNING, "semel"):
+        RedisStore(redis.Redis(socket_timeout=5))
+        assert not caplog.records
+        RedisStore(redis.Redis(socket_timeout=None))
+    assert "socket_timeout=5" in caplog.text
+
+
+# --- what it costs -----------------------------------------------------------------------------
+
+
+def commands(admin):
+    """Commands that clients sent since the last look, by name."""
+    stats = admin.info("commandstats")
+    admin.config_resetstat()
+    ours = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_script|load", "cmdstat_ping")
+    return {name: stats[name]["calls"] for name in ours if name in stats}
+
+
+@colours
+async def test_a_first_call_is_two_round_trips_and_a_duplicate_one(store, admin, colour):
+    ledger = ledger_of(store, colour)
+    await ledger.complete((await ask(ledger, make_key("warm"))).claim, VALUE)
+    commands(admin)
+    won = await ask(ledger)
+    assert await ledger.complete(won.claim, VALUE) == Kept()
+    assert commands(admin) == {"cmdstat_evalsha": 2}
+    assert isinstance(await ask(ledger), Done)
+    assert commands(admin) == {"cmdstat_evalsha": 1}
+
+
+async def test_concurrent_claims_share_one_connection(store, admin):
+    ledger = store.ledger(ASYNC)
+    before = len(admin.client_list())
+    answers = await asyncio.gather(*(ask(ledger, make_key(f"k{i}")) for i in range(300)))
+    assert all(isinstance(answer, Won) for answer in answers)
+    assert len(admin.client_list()) == before + 1
+
+
+async def test_64_tasks_one_winner(store):
+    answers = await asyncio.gather(*(ask(store.ledger(ASYNC)) for _ in range(64)))
+    assert sorted(type(answer).__name__ for answer in answers) == ["Busy"] * 63 + ["Won"]
+
+
+# --- what it leaves alone ----------------------------------------------------------------------
+
+
+@colours
+async def test_namespaces_do_not_bleed(redis_url, colour):
+    stores = [RedisStore(redis_url, namespace=name) for name in ("a", "a:b", "b", "default")]
+    ledgers = [ledger_of(store, colour) for store in stores]
+    for each in ledgers:
+        assert isinstance(await ask(each), Won)
+        assert len(await each.records()) == 1
+    assert await ledgers[0].forget(PAY.id, force=True)
+    assert [len(await each.records()) for each in ledgers] == [0, 1, 1, 1]
+    for store in stores:
+        await store.aclose()
+
+
+@colours
+async def test_a_listing_longer_than_memory_allows_is_complete(store, admin, colour, monkeypatch):
+    monkeypatch.setattr(ledger, "IDS_AT_ONCE", 10)
+    monkeypatch.setattr(ledger, "LOOKS_AT_ONCE", 3)
+    monkeypatch.setattr(ledger, "SCAN_COUNT", 5)
+    admin.mset({f"other:{i}": "x" for i in range(50)})
+    admin.set("semel:default:{not-an-id}:ledger", "x")
+    keys = [make_key(f"k{i}", operation="even" if i % 2 == 0 else "odd") for i in range(45)]
+    ours = ledger_of(store, colour)
+    for key in keys:
+        await ask(ours, key)
+    ids = sorted(key.id for key in keys)
+    assert [record.key.id for record in await ours.records(limit=1000)] == ids
+    assert [record.key.id for record in await ours.records(limit=7)] == ids[:7]
+    assert [record.key.id for record in await ours.records(after=ids[30])] == ids[31:]
+    even = await ours.records(operation="even", limit=1000)
+    assert [r.key.id for r in even] == sorted(k.id for k in keys if k.operation == "even")
+
+
+# --- what the server promises ------------------------------------------------------------------
+
+
+@colours
+async def test_guarantees_are_read_from_the_live_server(store, admin, colour):
+    ours = ledger_of(store, colour)
+    assert (await ours.guarantees()).survives == {"process_crash", "power_loss"}
+    admin.config_set("appendfsync", "everysec")
+    try:
+        assert (await ours.guarantees()).survives == {"process_crash"}
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        admin.config_set("maxmemory", 1 << 30)
+        found = await ours.guarantees()
+        assert found.survives == set()
+        assert found.why[0].startswith("eviction")
+    finally:
+        admin.config_set("appendfsync", "always")
+        admin.config_set("maxmemory", 0)
+        admin.config_set("maxmemory-policy", "noeviction")
+
+
+@colours
+async def test_a_server_that_refuses_config_promises_nothing(redis_url, admin, colour):
+    admin.acl_setuser(
+        "plain", enabled=True, passwords=["+pw"], categories=["+@all"], commands=["-config"],
+        keys=["*"],
+    )  # fmt: skip
+    store = RedisStore(redis_url.replace("redis://", "redis://plain:pw@"))
+    try:
+        found = await ledger_of(store, colour).guarantees()
+        assert found.survives == set()
+        assert any("refuses CONFIG" in line for line in found.why)
+    finally:
+        await store.aclose()
+        admin.acl_deluser("plain")
+
+
+@colours
+async def test_a_cluster_and_sentinels_can_fail_over(redis_cluster_url, redis_sentinel_url, colour):
+    for url in (redis_cluster_url, redis_sentinel_url):
+        store = RedisStore(url)
+        found = await ledger_of(store, colour).guarantees()
+        assert found.survives == {"process_crash", "power_loss"}
+        assert any("asynchronous" in line for line in found.why)
+        await store.aclose()
