@@ -181,7 +181,8 @@ async def find(ledger: StoreLedger, key: KeyLike, **identity: Unpack[Identity]) 
     return await ledger.look(await _id(ledger, key, identity))
 
 
-def _missing(key: KeyLike, identity: Identity) -> Refused:
+def missing(key: KeyLike, identity: Identity) -> Refused:
+    """Why nothing can be done about a key that is not there."""
     name = key.text if isinstance(key, Key) else key
     tenant = identity.get("tenant", "")
     return Refused(
@@ -402,12 +403,12 @@ async def resolve(
     ttl_s = None if ttl is None else _positive("ttl", ttl)
     record = await find(ledger, key, **identity)
     if record is None:
-        return _missing(key, identity)
+        return missing(key, identity)
     fence = record.fence if fence is None else fence
     if await ledger.resolve(record.key.id, fence=fence, outcome=outcome, ttl_s=ttl_s):
         return Changed()
     record = await ledger.look(record.key.id)
-    return _missing(key, identity) if record is None else Refused(_why_open(record, fence))
+    return missing(key, identity) if record is None else Refused(_why_open(record, fence))
 
 
 def _outcome(settlement: Settlement, codec: Codec) -> Outcome | None:
@@ -458,7 +459,7 @@ async def forget(
         return Changed()
     record = await ledger.look(id)
     if record is None:
-        return _missing(key, identity)
+        return missing(key, identity)
     return Refused(
         f"{record.key.text!r} is held by {record.holder}, with a lease until "
         f"{_time(record.lease_until)}; wait until it is over, or use force, which lets it run a "

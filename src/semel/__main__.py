@@ -1,0 +1,5 @@
+"""`python -m semel` is `semel`."""
+
+from semel.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m semel.cli` is `semel`."""
+
+from semel.cli import main
+
+main()

@@ -1,0 +1,499 @@
+"""The commands.
+
+Each one opens the store, runs one flow of `admin`, and shows the answer. Exit codes: 0 done,
+1 not found or refused, 2 bad input, 3 the store did not answer, 70 a defect of ours.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+import semel
+from semel import admin
+from semel.admin import Admin, Identity, Recovered, Refused, Retry, Settlement, Story
+from semel.cli import show
+from semel.errors import (
+    CorruptRecordError,
+    ReplayedError,
+    SemelError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.stores import _path as path_of
+from semel.values import State
+
+REFUSED = 1
+BAD_INPUT = 2
+UNAVAILABLE = 3
+DEFECT = 70
+
+# No pretty tracebacks: they print local variables, and one of them is the URL.
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Semel: an effect that happens once.",
+)
+ledger = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look into a ledger and settle its records."
+)
+db = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make and check the tables of a SQL store."
+)
+app.add_typer(ledger, name="ledger")
+app.add_typer(db, name="db")
+
+ENV = "SEMEL_URL"
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="[URL]", envvar=ENV, show_default=False, help="The store, e.g. sqlite:///semel.db."
+    ),
+]
+First = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[URL]",
+        show_default=False,
+        help=f"The store, e.g. sqlite:///semel.db; may be left out when {ENV} is set.",
+    ),
+]
+Second = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="KEY", show_default=False, help="The key: its text, or its id in hexadecimal."
+    ),
+]
+Tenant = Annotated[str, typer.Option(help="The key's tenant.", show_default=False)]
+Operation = Annotated[
+    str, typer.Option(help="The key's operation, with --per-operation.", show_default=False)
+]
+PerOperation = Annotated[
+    bool,
+    typer.Option("--per-operation", help="The operation is part of the key's identity."),
+]
+Version = Annotated[str, typer.Option(help="The version= of the guard.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class _Command(TyperCommand):
+    """Shows its arguments as they are typed."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        given = [p.metavar or "" for p in self.params if p.param_type_name == "argument"]
+        return [self.options_metavar or "", *given]
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def invoke(args: Sequence[str]) -> int:
+    """Run one command and return its exit code. No password leaves with an error."""
+    _print_anything()
+    try:
+        code = get_command(app).main(list(args), prog_name="semel", standalone_mode=False)
+    except typer.Abort:
+        show.print_error("not confirmed; nothing was changed. In a script, use --yes")
+        return REFUSED
+    except Exception as error:  # noqa: BLE001 - the last one to see it
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _print_anything() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _report(error: Any) -> int:
+    """A usage error as typer words it, or a defect with its traceback."""
+    text = io.StringIO()
+    if hasattr(error, "show") and hasattr(error, "exit_code"):
+        error.show(text)
+        code = int(error.exit_code)
+    else:
+        traceback.print_exception(error, file=text)
+        code = DEFECT
+    sys.stderr.write(show.redact(text.getvalue(), os.environ.get(ENV, "")))
+    return code
+
+
+def _fail(text: str, code: int = REFUSED, *, url: str = "") -> NoReturn:
+    show.print_error(show.redact(text, url))
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _reporting(url: str) -> Iterator[None]:
+    """Turn what Semel raises into a sentence and an exit code."""
+    try:
+        yield
+    except StoreUnavailableError as error:
+        _fail(str(error), UNAVAILABLE, url=url)
+    except SemelError as error:
+        _fail(str(error), BAD_INPUT, url=url)
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Admin]:
+    with _reporting(url):
+        _refuse_empty(url)
+        with Admin(url) as desk:
+            yield desk
+
+
+def _refuse_empty(url: str) -> None:
+    """A store that is made by opening it would hide a mistyped path behind "not found"."""
+    scheme = url.partition("://")[0].lower()
+    if scheme == "memory":
+        raise SettingsError(
+            "memory:// lives inside the process that made it; give the URL of a store on disk "
+            "or on a server"
+        )
+    if scheme in ("sqlite", "file") and not Path(path_of(url)).exists():
+        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
+
+
+def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
+    """Two words are URL and key; one word is the key, if the URL is in the environment."""
+    if first is not None and second is not None:
+        return first, second
+    url = os.environ.get(ENV)
+    if first is None or not url:
+        _fail(f"give the store's URL and the key, or set {ENV} and give the key", BAD_INPUT)
+    return url, first
+
+
+def _identity(tenant: str, operation: str, per_operation: bool, version: str) -> Identity:
+    return {
+        "tenant": tenant,
+        "operation": operation,
+        "per_operation": per_operation,
+        "version": version,
+    }
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        show.print_line(f"semel {semel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _semel(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+# --- looking ------------------------------------------------------------------------------------
+
+
+@ledger.command("list", cls=_Command)
+def list_records(
+    url: Url,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    operation: Annotated[str | None, typer.Option(help="Only this operation's.")] = None,
+    state: Annotated[
+        State | None,
+        typer.Option(help="Only pending, completed, failed or unknown ones.", case_sensitive=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    after: Annotated[
+        str | None, typer.Option(help="Go on behind this id, the `next` of the last page.")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List records, in the order of their ids."""
+    with _opened(url) as desk:
+        page = desk.records(
+            tenant=tenant, operation=operation, state=state, limit=limit, after=_hex(after)
+        )
+    following = page[-1].key.id.hex() if len(page) == limit else None
+    if as_json:
+        show.print_json({"records": [show.record_json(r) for r in page], "next": following})
+        return
+    show.print_records(page, ids=ids)
+    if following:
+        show.print_error(f"there may be more: --after {following}")
+
+
+def _hex(id: str | None) -> bytes | None:
+    try:
+        return None if id is None else bytes.fromhex(id)
+    except ValueError:
+        _fail(f"--after {id!r} is not an id in hexadecimal", BAD_INPUT)
+
+
+@ledger.command(cls=_Command)
+def explain(
+    first: First = None,
+    second: Second = None,
+    tenant: Tenant = "",
+    operation: Operation = "",
+    per_operation: PerOperation = False,
+    version: Version = "",
+    as_json: Json = False,
+) -> None:
+    """Tell a key's whole story, and what the next call will get."""
+    url, key = _url_and_key(first, second)
+    identity = _identity(tenant, operation, per_operation, version)
+    with _opened(url) as desk:
+        story = desk.explain(key, **identity)
+    if story is None:
+        _fail(admin.missing(key, identity).why)
+    if as_json:
+        show.print_json(show.story_json(story))
+    else:
+        show.print_story(story)
+
+
+@ledger.command(cls=_Command)
+def guarantees(url: Url, as_json: Json = False) -> None:
+    """Say what the store survives, as it is configured right now."""
+    with _opened(url) as desk:
+        found = desk.guarantees()
+    if as_json:
+        show.print_json(show.guarantees_json(found))
+    else:
+        show.print_guarantees(found)
+
+
+# --- settling -----------------------------------------------------------------------------------
+
+
+@ledger.command(cls=_Command)
+def resolve(
+    first: First = None,
+    second: Second = None,
+    value: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="It happened: duplicates get this result."),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="It is over: duplicates raise ReplayedError, saying so."),
+    ] = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="It did not happen: the next call runs it.")
+    ] = False,
+    ttl: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Keep the settlement so long; 0: for ever.")
+    ] = admin.DAY_S,
+    fence: Annotated[
+        int | None,
+        typer.Option(help="Settle only the attempt with this fence.", show_default=False),
+    ] = None,
+    tenant: Tenant = "",
+    operation: Operation = "",
+    per_operation: PerOperation = False,
+    version: Version = "",
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Settle an attempt that vanished: with --value, --error or --retry."""
+    url, key = _url_and_key(first, second)
+    settlement = _settlement(value, error, retry)
+    identity = _identity(tenant, operation, per_operation, version)
+    with _opened(url) as desk:
+        story = desk.explain(key, **identity)
+        if story is not None and not yes:
+            _confirm(_about(url, story), _intent(settlement))
+        # What was shown is what is settled, or nothing is.
+        shown = None if story is None else story.record.fence
+        answer = desk.resolve(
+            key,
+            settlement,
+            fence=shown if fence is None else fence,
+            ttl=ttl or None,
+            **identity,
+        )
+    _show_answer(answer, "resolved", as_json=as_json)
+
+
+def _settlement(value: str | None, error: str | None, retry: bool) -> Settlement:
+    if (value is not None) + (error is not None) + retry != 1:
+        _fail("say how it ended: give one of --value JSON, --error TEXT or --retry", BAD_INPUT)
+    if value is not None:
+        return Recovered(_parsed(value))
+    return Retry() if error is None else ReplayedError(error)
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as problem:
+        _fail(f"--value is not JSON: {problem}. A text needs its quotes: '\"paid\"'", BAD_INPUT)
+
+
+def _intent(settlement: Settlement) -> str:
+    match settlement:
+        case Recovered(value):
+            return f"Record that it happened, with {value!r}?"
+        case Retry():
+            return "Record that it did not happen, and let the next call run it?"
+        case error:
+            return f"Record that it is over, with the error {str(error)!r}?"
+
+
+@ledger.command(cls=_Command)
+def forget(
+    first: First = None,
+    second: Second = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even while its holder's lease is live.")
+    ] = False,
+    tenant: Tenant = "",
+    operation: Operation = "",
+    per_operation: PerOperation = False,
+    version: Version = "",
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a record, so that the next call runs, even if it happened before."""
+    url, key = _url_and_key(first, second)
+    identity = _identity(tenant, operation, per_operation, version)
+    with _opened(url) as desk:
+        if not yes:
+            _confirm(
+                _about_forgetting(desk, url, key, identity),
+                "Delete its record, and let the next call run, even if it happened before?",
+            )
+        answer = desk.forget(key, force=force, **identity)
+    _show_answer(answer, "forgotten", as_json=as_json)
+
+
+def _about_forgetting(desk: Admin, url: str, key: str, identity: Identity) -> str:
+    try:
+        story = desk.explain(key, **identity)
+    except CorruptRecordError as error:
+        return show.redact(str(error), url)
+    return admin.missing(key, identity).why if story is None else _about(url, story)
+
+
+def _about(url: str, story: Story) -> str:
+    record, last = story.record, story.tries[-1]
+    return (
+        f"{record.key.text!r} at {show.redact(url, url)} is {record.state}; try {last.number} by "
+        f"{last.holder}, begun {show.when(last.started_at)}: {last.ending}"
+    )
+
+
+def _confirm(about: str, question: str) -> None:
+    """Asked on stderr: stdout is for the answer."""
+    sys.stderr.write(f"{show.clean(about)}\n{show.clean(question)} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Abort
+
+
+def _show_answer(answer: admin.Answer, word: str, *, as_json: bool) -> None:
+    why = answer.why if isinstance(answer, Refused) else None
+    if as_json:
+        show.print_json({word: why is None, "why": why})
+    elif why is None:
+        show.print_line(word)
+    else:
+        show.print_error(why)
+    if why is not None:
+        raise typer.Exit(REFUSED)
+
+
+@ledger.command(cls=_Command)
+def sweep(
+    url: Url,
+    limit: Annotated[int, typer.Option(help="Delete so many at a time.", min=1)] = 1000,
+    one: Annotated[bool, typer.Option("--one", help="Stop after the first chunk.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete expired records, chunk by chunk, and count them."""
+    with _opened(url) as desk:
+        count = desk.sweep(all=not one, limit=limit)
+    if as_json:
+        show.print_json({"swept": count})
+    else:
+        show.print_line(f"{count} expired records deleted")
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+@db.command("init", cls=_Command)
+def init_tables(url: Url, as_json: Json = False) -> None:
+    """Make the tables where there are none."""
+    _tables("init", url, as_json=as_json)
+
+
+@db.command("upgrade", cls=_Command)
+def upgrade_tables(url: Url, as_json: Json = False) -> None:
+    """Bring the tables to the version this release needs."""
+    _tables("upgrade", url, as_json=as_json)
+
+
+@db.command("check", cls=_Command)
+def check_tables(url: Url, as_json: Json = False) -> None:
+    """Compare the tables with what this release needs, and change nothing."""
+    _tables("check", url, as_json=as_json)
+
+
+def _tables(verb: str, url: str, *, as_json: bool) -> None:
+    with _reporting(url):
+        if _makes_itself(url):
+            _show_report("", None, (), as_json=as_json)
+            return
+        from semel.stores.sql import schema
+
+        report = getattr(schema, verb)(url)
+    database = show.redact(report.database, url)
+    _show_report(database, report.version, report.problems, as_json=as_json)
+
+
+def _makes_itself(url: str) -> bool:
+    """Is there nothing to do? A store that has no tables at all is refused."""
+    scheme = url.partition("://")[0].lower()
+    if scheme in ("sqlite", "file"):
+        return bool(path_of(url))
+    if scheme.partition("+")[0] in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
+        return False
+    raise SettingsError(
+        f"{url!r} is not a SQL store, so there are no tables to make; `semel db` is for "
+        "postgresql://, mysql:// and mariadb://"
+    )
+
+
+def _show_report(
+    database: str, version: int | None, problems: Sequence[str], *, as_json: bool
+) -> None:
+    if as_json:
+        show.print_json(
+            {"ok": not problems, "version": version, "problems": [str(p) for p in problems]}
+        )
+    elif version is None:
+        show.print_line("nothing to do: a store on disk makes its own tables on first use")
+    else:
+        show.print_line(f"{database}: schema version {version}{'' if problems else ', in order'}")
+        for problem in problems:
+            show.print_error(problem)
+    if problems:
+        raise typer.Exit(REFUSED)

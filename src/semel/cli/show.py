@@ -1,0 +1,281 @@
+"""How answers look: tables for a terminal, tab-separated lines for a pipe, JSON for programs.
+
+Keys, errors and results were written by somebody else. On their way to a terminal they are
+neither markup nor control sequences: what does not print is escaped. The fields of the JSON are
+a promise, kept in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from semel.admin import Reading, Story, Try
+from semel.values import Guarantees, Record
+
+Json = dict[str, Any]
+
+# Enough to recognise a result by; --json has all of it.
+SHOWN = 2000
+
+HIDDEN = "***"
+
+
+# --- secrets ------------------------------------------------------------------------------------
+
+_CREDENTIALS = re.compile(r"(?P<head>[\w+.-]+://[^\s:/@?#]*):[^\s'\"]*@")
+_PARAMETER = re.compile(
+    r"(?i)(?P<head>[?&;](?:[\w-]*passw(?:or)?d|[\w-]*secret|[\w-]*token)=)[^&\s'\"]+"
+)
+
+
+def redact(text: str, url: str = "") -> str:
+    """The text without the passwords of URLs in it, nor that of this URL on its own."""
+    password = _password(url)
+    for secret in {password, unquote(password)} - {""}:
+        text = text.replace(secret, HIDDEN)
+    text = _CREDENTIALS.sub(rf"\g<head>:{HIDDEN}@", text)
+    return _PARAMETER.sub(rf"\g<head>{HIDDEN}", text)
+
+
+def _password(url: str) -> str:
+    try:
+        return urlsplit(url).password or ""
+    except ValueError:
+        return ""
+
+
+# --- for programs -------------------------------------------------------------------------------
+
+
+def print_json(data: Json) -> None:
+    """ASCII only: it reads the same in every terminal and every pipe."""
+    print(json.dumps(data, indent=2))  # noqa: T201 - answers go to stdout
+
+
+def record_json(record: Record) -> Json:
+    """A record as `list` gives it."""
+    return {
+        "id": record.key.id.hex(),
+        "key": record.key.text,
+        "tenant": record.key.tenant,
+        "operation": record.key.operation,
+        "state": record.state.value,
+        "number": record.number,
+        "fence": record.fence,
+        "holder": record.holder,
+        "held": record.held,
+        "created_at": _iso(record.created_at),
+        "started_at": _iso(record.started_at),
+        "lease_until": _iso(record.lease_until),
+        "completed_at": _iso(record.completed_at),
+        "expires_at": _iso(record.expires_at),
+        "error": record.error,
+    }
+
+
+def story_json(story: Story) -> Json:
+    """A record with all that `explain` adds."""
+    outcome = story.record.outcome
+    status = None if outcome is None else outcome.status
+    return {
+        **record_json(story.record),
+        "lease_left_s": story.lease_left_s,
+        "tries": [_try_json(one) for one in story.tries],
+        "forgotten_tries": story.forgotten,
+        "steps": {name: _reading_json(step) for name, step in story.steps.items()},
+        "outcome": story.outcome and {**_reading_json(story.outcome), "status": status},
+        "next_call": {"does": story.next_call.does, "sentence": story.next_call.sentence},
+    }
+
+
+def _try_json(one: Try) -> Json:
+    return {
+        "number": one.number,
+        "fence": one.fence,
+        "holder": one.holder,
+        "started_at": _iso(one.started_at),
+        "ended_at": _iso(one.ended_at),
+        "ending": one.ending,
+    }
+
+
+def _reading_json(reading: Reading) -> Json:
+    return {
+        "kind": reading.kind,
+        "decoded": reading.decoded,
+        "text": reading.text,
+        "base64": base64.b64encode(reading.data).decode(),
+    }
+
+
+def guarantees_json(found: Guarantees) -> Json:
+    return {
+        "store": found.store,
+        "survives": sorted(found.survives),
+        "shared": found.shared,
+        "why": list(found.why),
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    """ISO 8601 in UTC, always with microseconds, so that texts compare as times do."""
+    if moment is None:
+        return None
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def print_records(records: Sequence[Record], *, ids: bool) -> None:
+    columns = ["key", "tenant", "operation", "state", "try", "holder", "started", "expires"]
+    rows = [
+        [
+            record.key.text,
+            record.key.tenant,
+            record.key.operation,
+            record.state.value,
+            str(record.number),
+            record.holder,
+            when(record.started_at),
+            when(record.expires_at) if record.expires_at else "never",
+            *([record.key.id.hex()] if ids else []),
+        ]
+        for record in records
+    ]
+    print_table([*columns, "id"] if ids else columns, rows)
+
+
+def print_story(story: Story) -> None:
+    print_facts(_facts(story))
+    if story.forgotten:
+        print_line(f"The first {story.forgotten} tries are no longer kept.")
+    print_table(
+        ["try", "holder", "fence", "started", "ended", "ending"], map(_try_row, story.tries)
+    )
+    if story.steps:
+        print_table(["step", "result"], ([n, s.text] for n, s in story.steps.items()))
+    print_line(f"The next call {story.next_call.sentence}.")
+
+
+def _facts(story: Story) -> list[tuple[str, str]]:
+    record = story.record
+    facts = [
+        ("key", record.key.text),
+        ("tenant", record.key.tenant),
+        ("operation", record.key.operation),
+        ("id", record.key.id.hex()),
+        ("state", record.state.value),
+        ("lease", _lease(story.lease_left_s)),
+        ("created", when(record.created_at)),
+        ("expires", when(record.expires_at) if record.expires_at else "never"),
+    ]
+    if story.outcome is not None:
+        facts.append((story.outcome.kind, story.outcome.text))
+    return [(label, text) for label, text in facts if text]
+
+
+def _try_row(one: Try) -> list[str]:
+    ended = when(one.ended_at) if one.ended_at else ""
+    return [str(one.number), one.holder, str(one.fence), when(one.started_at), ended, one.ending]
+
+
+def _lease(left_s: float | None) -> str:
+    if left_s is None:
+        return ""
+    return f"{span(left_s)} left" if left_s > 0 else f"ran out {span(-left_s)} ago"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days} d {h} h"
+    return f"{hours} h {m} min" if hours else f"{minutes} min {s} s"
+
+
+def when(moment: datetime) -> str:
+    """A time for people."""
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
+
+
+def print_guarantees(found: Guarantees) -> None:
+    print_facts(
+        [
+            ("store", found.store),
+            ("survives", ", ".join(sorted(found.survives)) or "nothing"),
+            ("shared", "between processes" if found.shared else "no: this process only"),
+            *(("why", reason) for reason in found.why),
+        ]
+    )
+
+
+def print_line(text: str) -> None:
+    """A sentence, not wrapped, whatever its characters."""
+    print(clean(text))  # noqa: T201 - answers go to stdout
+
+
+def print_error(text: str) -> None:
+    """A sentence about what went wrong, on stderr, in one line however a driver wrote it."""
+    sys.stderr.write(f"semel: {clean(' '.join(text.split()))}\n")
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Label and value, line by line."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        for fact in facts:
+            print_line_of(fact)
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in facts:
+        grid.add_row(label, Text(clean(shorten(text))))
+    console.print(grid)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on a terminal; one line per row, cells parted by tabs, else."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        print_line_of(columns)
+        for row in rows:
+            print_line_of(row)
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(shorten(cell))) for cell in row))
+    console.print(table)
+
+
+def print_line_of(cells: Iterable[str]) -> None:
+    print("\t".join(clean(shorten(cell)) for cell in cells))  # noqa: T201
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+def clean(text: str) -> str:
+    """What does not print, escaped: no tab breaks a row, no sequence reaches the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

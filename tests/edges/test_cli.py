@@ -1,0 +1,761 @@
+"""The command line, on every kind of store, from inside and as a process of its own."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import semel
+from semel import connect, idempotent, once, step
+from semel.admin import Admin
+from semel.cli import show
+from semel.cli.app import app, invoke
+from semel.colour import SYNC, run
+from semel.errors import CorruptRecordError, OutcomeUnknownError, ReplayedError
+from semel.keys import make_key, new_attempt
+from semel.values import Terms
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+PASSWORD = "s3kret/and@more"
+
+
+class CutOffError(BaseException):
+    pass
+
+
+# --- stores with a story ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "file", "redis", "postgres", "mariadb"])
+def url(request, tmp_path):
+    """An empty store, made ready."""
+    return open_url(request, tmp_path, request.param)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path):
+    return f"sqlite:///{tmp_path / 'semel.db'}"
+
+
+def open_url(request, tmp_path, kind):
+    match kind:
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'semel.db'}"
+        case "file":
+            return f"file://{tmp_path / 'ledger'}"
+        case "redis":
+            return request.getfixturevalue("redis_url")
+        case _:
+            url = request.getfixturevalue(f"{kind}_url")
+            assert semel_cli("db", "init", url).exit_code == 0
+            return url
+
+
+def fill(url):
+    """One record of each state."""
+    store = connect(url)
+
+    @idempotent(store=store, key="paid:{number}")
+    def paid(number):
+        step("reserve", lambda: (number, "reserved"))
+        return {"paid": number}
+
+    @idempotent(store=store, key="declined:{number}")
+    def declined(number):
+        raise LookupError("[red]no[/red]\x1b[31m\tfunds")
+
+    @idempotent(store=store, key="vanished:{number}", on_crash="hold", scope="acme")
+    def vanished(number):
+        raise CutOffError
+
+    paid(7)
+    with pytest.raises(LookupError):
+        declined(7)
+    with pytest.raises(CutOffError):
+        vanished(7)
+    terms = Terms(lease_s=600)
+    run(store.ledger(SYNC).claim(make_key("running:7"), attempt=new_attempt(), terms=terms))
+    store.close()
+
+
+def do(url, key, value=None, **settings):
+    """One record, done."""
+    store = connect(url)
+    with once(key, store=store, **settings) as attempt:
+        attempt.done(value)
+    store.close()
+
+
+@pytest.fixture
+def filled(sqlite_url):
+    fill(sqlite_url)
+    return sqlite_url
+
+
+VANISHED = ("vanished:7", "--tenant", "acme")
+
+
+def call_again(url):
+    """What the vanished call gets when it is made again."""
+    store = connect(url)
+
+    @idempotent(
+        store=store,
+        key="vanished:{number}",
+        on_crash="hold",
+        scope="acme",
+        operation=f"{__name__}.fill.<locals>.vanished",
+    )
+    def vanished(number):
+        return "ran"
+
+    try:
+        return vanished(7)
+    finally:
+        store.close()
+
+
+def semel_cli(*args, **kwargs):
+    return CliRunner().invoke(app, list(args), **kwargs)
+
+
+def answer(*args, **kwargs):
+    """The JSON of a command that succeeds."""
+    result = semel_cli(*args, "--json", **kwargs)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# --- on every store -----------------------------------------------------------------------------
+
+
+def test_looking_and_settling_on_every_store(url):
+    fill(url)
+
+    page = answer("ledger", "list", url)
+    states = {record["key"]: record["state"] for record in page["records"]}
+    assert states == {
+        "paid:7": "COMPLETED",
+        "declined:7": "FAILED",
+        "vanished:7": "UNKNOWN",
+        "running:7": "PENDING",
+    }
+    assert answer("ledger", "explain", url, "paid:7")["outcome"]["text"] == "{'paid': 7}"
+    does = {
+        key: answer("ledger", "explain", url, *key.split())["next_call"]["does"]
+        for key in ("paid:7", "declined:7", "running:7", " ".join(VANISHED))
+    }
+    assert list(does.values()) == ["replay", "run", "busy", "unknown"]
+
+    with pytest.raises(OutcomeUnknownError):
+        call_again(url)
+    settled = answer("ledger", "resolve", url, *VANISHED, "--value", '{"id": "ch_1"}', "--yes")
+    assert settled == {"resolved": True, "why": None}
+    assert call_again(url) == {"id": "ch_1"}
+
+    assert answer("ledger", "forget", url, *VANISHED, "--yes") == {"forgotten": True, "why": None}
+    assert call_again(url) == "ran"
+    assert answer("ledger", "sweep", url) == {"swept": 0}
+    assert answer("ledger", "guarantees", url)["shared"] is True
+
+
+def test_pages_and_filters_on_every_store(url):
+    fill(url)
+
+    first = answer("ledger", "list", url, "--limit", "3")
+    rest = answer("ledger", "list", url, "--after", first["next"])
+    ids = [record["id"] for record in first["records"] + rest["records"]]
+
+    assert ids == sorted(ids)
+    assert len(ids) == 4
+    assert rest["next"] is None
+    for options, keys in [
+        (("--tenant", "acme"), ["vanished:7"]),
+        (("--state", "failed"), ["declined:7"]),
+        (("--operation", f"{__name__}.fill.<locals>.paid"), ["paid:7"]),
+        (("--tenant", "nobody"), []),
+    ]:
+        found = answer("ledger", "list", url, *options)["records"]
+        assert [record["key"] for record in found] == keys, options
+
+
+# --- explain ------------------------------------------------------------------------------------
+
+
+def test_a_story_for_people(filled):
+    result = semel_cli("ledger", "explain", filled, "paid:7")
+
+    assert result.exit_code == 0
+    assert "state\tCOMPLETED\n" in result.stdout
+    assert "value\t{'paid': 7}\n" in result.stdout
+    assert "reserve\t(7, 'reserved')\n" in result.stdout
+    assert "The next call gets the recorded result, until 20" in result.stdout
+
+
+def test_a_key_is_found_by_its_id(filled):
+    listed = semel_cli("ledger", "list", filled, "--ids", "--tenant", "acme")
+    id = listed.stdout.splitlines()[1].split("\t")[-1]
+
+    assert answer("ledger", "explain", filled, id)["key"] == "vanished:7"
+
+
+def test_version_and_operation_may_be_part_of_the_key(sqlite_url):
+    do(sqlite_url, "k:1", version="2", operation="pay", per_operation=True)
+
+    identity = ("--version", "2", "--operation", "pay", "--per-operation")
+
+    assert answer("ledger", "explain", sqlite_url, "k:1", *identity)["state"] == "COMPLETED"
+    assert semel_cli("ledger", "explain", sqlite_url, "k:1").exit_code == 1
+
+
+def test_what_is_not_recorded_is_not_found(filled):
+    result = semel_cli("ledger", "explain", filled, "paid:8", "--json")
+
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "nothing is recorded for 'paid:8'" in result.stderr
+
+
+def test_the_url_may_come_from_the_environment(filled):
+    env = {"SEMEL_URL": filled}
+
+    assert answer("ledger", "explain", "paid:7", env=env)["state"] == "COMPLETED"
+    assert len(answer("ledger", "list", env=env)["records"]) == 4
+
+
+@pytest.mark.parametrize("words", [(), ("paid:7",)])
+def test_a_missing_url_or_key_is_asked_for(words, monkeypatch):
+    monkeypatch.delenv("SEMEL_URL", raising=False)
+    result = semel_cli("ledger", "explain", *words)
+
+    assert result.exit_code == 2
+    assert "SEMEL_URL" in result.stderr
+
+
+def test_tries_that_are_no_longer_kept_are_mentioned(sqlite_url):
+    store = connect(sqlite_url)
+    ledger = store.ledger(SYNC)
+    for _ in range(20):
+        won = run(ledger.claim(make_key("k"), attempt=new_attempt(), terms=Terms()))
+        run(ledger.release(won.claim))
+    store.close()
+
+    assert (
+        "The first 4 tries are no longer kept."
+        in semel_cli("ledger", "explain", sqlite_url, "k").stdout
+    )
+
+
+# --- what others wrote --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_stored_reaches_the_terminal_as_markup_or_control(filled, terminal, monkeypatch):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "300")
+    result = semel_cli("ledger", "explain", filled, "declined:7", color=True)
+
+    assert r"[red]no[/red]\x1b[31m\tfunds" in result.stdout
+    assert "\x1b[31m" not in result.stdout
+
+
+def test_a_terminal_gets_tables(filled, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+
+    listed = semel_cli("ledger", "list", filled, color=True).stdout
+    told = semel_cli("ledger", "explain", filled, "paid:7", color=True).stdout
+
+    assert "\t" not in listed + told
+    assert "\x1b[2m" in listed
+    assert "COMPLETED" in listed
+    assert "reserve" in told
+
+
+def test_a_pipe_gets_one_line_per_record(filled):
+    lines = semel_cli("ledger", "list", filled).stdout.splitlines()
+
+    assert len(lines) == 5
+    assert {line.count("\t") for line in lines} == {7}
+
+
+def test_a_long_result_is_cut_for_people_and_whole_in_json(sqlite_url):
+    do(sqlite_url, "k:1", "x" * 5000)
+
+    assert "... (5002 characters)" in semel_cli("ledger", "explain", sqlite_url, "k:1").stdout
+    assert len(answer("ledger", "explain", sqlite_url, "k:1")["outcome"]["text"]) == 5002
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.2 s"), (61, "1 min 1 s"), (7380, "2 h 3 min"), (90_000, "1 d 1 h")],
+)
+def test_spans_for_people(seconds, text):
+    assert show.span(seconds) == text
+
+
+# --- resolve ------------------------------------------------------------------------------------
+
+
+def test_resolving_with_an_error(filled):
+    answer("ledger", "resolve", filled, *VANISHED, "--error", "card declined", "--yes")
+
+    with pytest.raises(ReplayedError, match="card declined"):
+        call_again(filled)
+
+
+def test_resolving_with_retry(filled):
+    assert (
+        "resolved" in semel_cli("ledger", "resolve", filled, *VANISHED, "--retry", "--yes").stdout
+    )
+
+    assert call_again(filled) == "ran"
+
+
+@pytest.mark.parametrize(
+    ("options", "question"),
+    [
+        (("--value", "null"), "Record that it happened, with None?"),
+        (("--error", "no"), "Record that it is over, with the error 'no'?"),
+        (("--retry",), "Record that it did not happen, and let the next call run it?"),
+    ],
+)
+def test_it_asks_first_and_no_is_no(filled, options, question):
+    result = semel_cli("ledger", "resolve", filled, *VANISHED, *options, input="n\n")
+
+    assert result.exit_code == 1
+    assert question in result.stderr
+    assert "'vanished:7' at sqlite:///" in result.stderr
+    assert result.stdout == ""
+    with pytest.raises(OutcomeUnknownError):
+        call_again(filled)
+
+
+def test_yes_is_yes_and_stdout_is_for_the_answer(filled):
+    settled = answer("ledger", "resolve", filled, *VANISHED, "--value", "1", input="y\n")
+
+    assert settled == {"resolved": True, "why": None}
+
+
+def test_what_was_shown_is_what_is_settled(filled, monkeypatch):
+    """Another attempt begins while the person reads the question."""
+
+    class Person(io.StringIO):
+        def readline(self, *_):
+            store = connect(filled)
+            terms = Terms(lease_s=0.000001, hold=True)
+            operation = f"{__name__}.fill.<locals>.vanished"
+            key = make_key("vanished:7", tenant="acme", operation=operation)
+            fingerprint = Admin(store).explain(key).record.fingerprint
+            run(
+                store.ledger(SYNC).claim(
+                    key, attempt=new_attempt(), fingerprint=fingerprint, terms=terms
+                )
+            )
+            store.close()
+            return "y\n"
+
+    monkeypatch.setattr(sys, "stdin", Person())
+
+    assert invoke(["ledger", "resolve", filled, *VANISHED, "--retry"]) == 1
+    assert answer("ledger", "explain", filled, *VANISHED)["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("running:7", "only an attempt whose lease has run out can be settled"),
+        ("paid:7", "has an outcome already"),
+        ("declined:7", "the next call runs it again"),
+        ("paid:8", "nothing is recorded"),
+    ],
+)
+def test_a_refusal_says_why(filled, key, why):
+    plain = semel_cli("ledger", "resolve", filled, key, "--retry", "--yes")
+    as_json = semel_cli("ledger", "resolve", filled, key, "--retry", "--yes", "--json")
+
+    assert plain.exit_code == as_json.exit_code == 1
+    assert why in plain.stderr
+    assert why in json.loads(as_json.stdout)["why"]
+    assert json.loads(as_json.stdout)["resolved"] is False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--retry", "--value", "1"),
+        ("--retry", "--error", "no"),
+        ("--value", "not json"),
+        ("--retry", "--ttl", "-1"),
+    ],
+)
+def test_a_settlement_that_cannot_be_is_bad_input(filled, options):
+    result = semel_cli("ledger", "resolve", filled, *VANISHED, *options, "--yes")
+
+    assert result.exit_code == 2
+    assert answer("ledger", "explain", filled, *VANISHED)["state"] == "UNKNOWN"
+
+
+def test_a_fence_and_a_ttl_may_be_named(filled):
+    wrong = semel_cli("ledger", "resolve", filled, *VANISHED, "--retry", "--yes", "--fence", "1")
+    assert wrong.exit_code == 1
+
+    fence = str(answer("ledger", "explain", filled, *VANISHED)["fence"])
+    settle = ("ledger", "resolve", filled, *VANISHED, "--value", "1", "--yes")
+    answer(*settle, "--fence", fence, "--ttl", "0")
+
+    assert answer("ledger", "explain", filled, *VANISHED)["expires_at"] is None
+
+
+# --- forget and sweep ---------------------------------------------------------------------------
+
+
+def test_a_live_record_is_forgotten_by_force(filled):
+    refused = semel_cli("ledger", "forget", filled, "running:7", "--yes")
+    assert refused.exit_code == 1
+    assert "force" in refused.stderr
+
+    assert answer("ledger", "forget", filled, "running:7", "--force", "--yes")["forgotten"]
+
+
+def test_forgetting_asks_first(filled):
+    no = semel_cli("ledger", "forget", filled, "paid:7", input="\n")
+    assert no.exit_code == 1
+    assert "is COMPLETED; try 1 by" in no.stderr
+
+    assert semel_cli("ledger", "forget", filled, "paid:7", input="yes\n").stdout == "forgotten\n"
+    assert semel_cli("ledger", "forget", filled, "paid:7", input="yes\n").exit_code == 1
+
+
+def test_a_record_that_cannot_be_read_can_be_forgotten(filled, monkeypatch):
+    def unreadable(self, key, **_):
+        raise CorruptRecordError(f"{key!r} cannot be read")
+
+    monkeypatch.setattr(Admin, "explain", unreadable)
+
+    assert semel_cli("ledger", "explain", filled, "paid:7").exit_code == 3
+    result = semel_cli("ledger", "forget", filled, "paid:7", input="y\n")
+    assert result.exit_code == 0
+    assert "'paid:7' cannot be read" in result.stderr
+
+
+def test_sweeping_counts_what_it_deletes(sqlite_url):
+    for number in range(5):
+        do(sqlite_url, f"k:{number}", ttl=0.001, lease=0.001)
+
+    result = semel_cli("ledger", "sweep", sqlite_url, "--limit", "2")
+
+    assert re.fullmatch(r"\d expired records deleted\n", result.stdout)
+    assert answer("ledger", "list", sqlite_url)["records"] == []
+    assert answer("ledger", "sweep", sqlite_url, "--one") == {"swept": 0}
+
+
+def test_guarantees_for_people(filled):
+    result = semel_cli("ledger", "guarantees", filled)
+
+    assert "survives\tpower_loss, process_crash\n" in result.stdout
+
+
+# --- db -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite+pysqlite"])
+def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
+    if kind == "sqlite+pysqlite":
+        url = f"sqlite+pysqlite:///{tmp_path / 'a.db'}"
+    else:
+        url = request.getfixturevalue(f"{kind}_url")
+
+    missing = semel_cli("db", "check", url)
+    assert missing.exit_code == 1
+    assert "semel db init" in missing.stderr
+    found = json.loads(semel_cli("db", "check", url, "--json").stdout)
+    assert not found["ok"]
+    assert found["problems"]
+
+    made = semel_cli("db", "init", url)
+    assert made.exit_code == 0
+    assert "in order" in made.stdout
+    assert semel_cli("db", "init", url).exit_code == 0
+    assert answer("db", "upgrade", url)["ok"]
+    assert answer("db", "check", url) == {"ok": True, "version": 1, "problems": []}
+
+
+@pytest.mark.parametrize("url", ["sqlite:///a.db", "file:///var/a"])
+def test_a_store_on_disk_makes_its_own_tables(url):
+    result = semel_cli("db", "init", url)
+
+    assert result.exit_code == 0
+    assert "makes its own tables" in result.stdout
+    assert answer("db", "check", url) == {"ok": True, "version": None, "problems": []}
+
+
+@pytest.mark.parametrize("url", [f"redis://:{PASSWORD}@localhost/0", "memory://", "nonsense"])
+def test_a_store_without_tables_is_bad_input(url):
+    result = semel_cli("db", "init", url)
+
+    assert result.exit_code == 2
+    assert "is not a SQL store" in result.stderr
+    assert PASSWORD not in result.output
+
+
+# --- when it does not work ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "what"),
+    [
+        ("nonsense", 2, "is not a store's URL"),
+        ("memory://", 2, "lives inside the process that made it"),
+        ("sqlite:////no/such/semel.db", 2, "there is nothing at '/no/such/semel.db'"),
+        ("file:///no/such/folder", 2, "there is nothing at '/no/such/folder'"),
+        ("redis://127.0.0.1:1", 3, "did not answer"),
+        ("postgresql://127.0.0.1:1/x", 3, "did not answer"),
+    ],
+)
+def test_a_store_that_cannot_be_opened(url, code, what):
+    result = semel_cli("ledger", "list", url)
+
+    assert result.exit_code == code
+    assert what in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_cursor_that_is_no_id_is_bad_input(filled):
+    assert semel_cli("ledger", "list", filled, "--after", "xyz").exit_code == 2
+    assert semel_cli("ledger", "list", filled, "--limit", "0").exit_code == 2
+    assert semel_cli("ledger", "list", filled, "--state", "open").exit_code == 2
+
+
+def test_not_confirmed_is_said_without_a_traceback(filled, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    assert invoke(["ledger", "forget", filled, "paid:7"]) == 1
+    assert "nothing was changed. In a script, use --yes" in capsys.readouterr().err
+
+
+def test_a_defect_shows_a_traceback_without_the_password(monkeypatch, capsys, filled):
+    def broken(self, **_):
+        raise RuntimeError(f"cannot talk to redis://user:{PASSWORD}@host/0")
+
+    monkeypatch.setattr(Admin, "records", broken)
+
+    assert invoke(["ledger", "list", filled]) == 70
+    shown = capsys.readouterr().err
+    assert "RuntimeError: cannot talk to redis://user:***@host/0" in shown
+    assert PASSWORD not in shown
+
+
+# --- secrets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("ledger", "list", "{url}"),
+        ("ledger", "list", "{url}", "{url}"),
+        ("ledger", "list", "--limit", "{url}"),
+        ("ledger", "explain", "{url}", "key"),
+        ("ledger", "explain", "{url}", "key", "{url}"),
+        ("ledger", "{url}"),
+        ("db", "check", "{url}"),
+        ("db", "init", "{url}"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:s3kret@127.0.0.1:1/0",
+        "redis://:s3kret@127.0.0.1:1/0",
+        "redis://127.0.0.1:1/0?password=s3kret",
+        "postgresql://user:s3kret@127.0.0.1:1/shop",
+        "mysql://user:s3kret@127.0.0.1:1/shop",
+        "sqlite://user:s3kret@host/shop",
+        "nonsense://user:s3kret@host/shop",
+    ],
+)
+def test_no_password_is_ever_printed(args, url, capsys):
+    code = invoke([arg.format(url=url) for arg in args])
+
+    shown = capsys.readouterr()
+    assert code in (2, 3)
+    assert shown.err
+    assert "s3kret" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "shown"),
+    [
+        ("at redis://u:p@h/0", "", "at redis://u:***@h/0"),
+        ("at redis://u:p@w/x@h/0 now", "", "at redis://u:***@h/0 now"),
+        ("at redis://h:6379/0 by a@b", "", "at redis://h:6379/0 by a@b"),
+        ("login 'a b' failed", "redis://u:a%20b@h", "login '***' failed"),
+        ("x?user=u&Password=p&db=1", "", "x?user=u&Password=***&db=1"),
+        ("x?sslpassword=p", "", "x?sslpassword=***"),
+        ("broken", "redis://[::1", "broken"),
+    ],
+)
+def test_redaction(text, url, shown):
+    assert show.redact(text, url) == shown
+
+
+# --- as a process -------------------------------------------------------------------------------
+
+
+def process(*args, module="semel", **kwargs):
+    env = {**os.environ, **kwargs.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", module, *args],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        check=False,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("module", ["semel", "semel.cli"])
+def test_it_runs_as_a_module(module):
+    result = process("--version", module=module)
+
+    assert result.stdout == f"semel {semel.__version__}\n"
+    assert result.returncode == 0
+
+
+def test_a_process_of_its_own_sees_the_records(filled):
+    listed = process("ledger", "list", "--json", env={"SEMEL_URL": filled})
+    absent = process("ledger", "explain", filled, "paid:8")
+    bad = process("ledger", "resolve", filled, *VANISHED)
+    unasked = process("ledger", "forget", filled, "paid:7", stdin=subprocess.DEVNULL)
+
+    assert len(json.loads(listed.stdout)["records"]) == 4
+    codes = [listed.returncode, absent.returncode, bad.returncode, unasked.returncode]
+    assert codes == [0, 1, 2, 1]
+    assert "Traceback" not in absent.stderr + bad.stderr + unasked.stderr
+
+
+def test_keys_that_the_terminal_cannot_show_are_escaped(sqlite_url):
+    do(sqlite_url, "zażółć")
+
+    result = process("ledger", "list", sqlite_url, env={"PYTHONIOENCODING": "ascii"})
+
+    assert r"za\u017c\xf3\u0142\u0107" in result.stdout
+
+
+@pytest.mark.parametrize("library", ["typer", "rich"])
+def test_without_its_libraries_it_says_what_to_install(library):
+    code = f"import sys; sys.modules[{library!r}] = None; from semel.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert result.returncode == 2
+    assert "pip install 'semel[cli]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- the reference page -------------------------------------------------------------------------
+
+MARK = "<!-- Everything below is written by tests/edges/test_cli.py with SEMEL_WRITE_DOCS=1. -->\n"
+
+
+def reference():
+    """The commands as the page lists them."""
+    return "\n".join(part for path, command in commands() for part in section(path, command))
+
+
+def commands():
+    top = get_command(app)
+    for group in top.commands.values():
+        for command in group.commands.values():
+            yield f"semel {group.name} {command.name}", command
+
+
+def section(path, command):
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    yield f"## `{path}`\n"
+    yield f"{command.help}\n"
+    yield f"    {' '.join([path, '[OPTIONS]', *(p.metavar for p in arguments)])}\n"
+    yield "| | |\n|---|---|"
+    for parameter in arguments + options:
+        yield f"| `{names(parameter)}` | {parameter.help}{default(parameter)} |"
+    yield ""
+
+
+def names(parameter):
+    if parameter.param_type_name == "argument":
+        return parameter.metavar.strip("[]")
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+    return ", ".join(reversed(parameter.opts)) + value
+
+
+def default(parameter):
+    if parameter.envvar:
+        return f" Default: `{parameter.envvar}` in the environment."
+    if parameter.default in (None, "", False) or parameter.param_type_name == "argument":
+        return ""
+    return f" Default: {parameter.default}."
+
+
+def test_the_reference_lists_every_command_as_it_is():
+    page = REFERENCE.read_text()
+    head, mark, _ = page.partition(MARK)
+    wanted = f"{head}{mark}\n{reference()}"
+    if os.environ.get("SEMEL_WRITE_DOCS"):
+        REFERENCE.write_text(wanted)
+        page = wanted
+    assert page == wanted, "run this test with SEMEL_WRITE_DOCS=1"
+
+
+def documented_fields(heading):
+    text = REFERENCE.read_text().partition(f"### {heading}\n")[2].partition("\n##")[0]
+    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+
+
+def test_the_reference_names_the_fields_of_every_answer(filled):
+    page = answer("ledger", "list", filled)
+    story = answer("ledger", "explain", filled, "paid:7")
+    record = page["records"][0]
+
+    assert documented_fields("`ledger list`") == list(page)
+    assert documented_fields("A record") == list(record)
+    assert documented_fields("`ledger explain`") == [name for name in story if name not in record]
+    assert documented_fields("A try") == list(story["tries"][0])
+    assert documented_fields("A stored value") == list(story["outcome"])
+    assert set(story["steps"]["reserve"]) == set(story["outcome"]) - {"status"}
+    assert documented_fields("The next call") == list(story["next_call"])
+    changes = [
+        ("`ledger resolve`", ("resolve", filled, *VANISHED, "--retry", "--yes")),
+        ("`ledger forget`", ("forget", filled, *VANISHED, "--yes")),
+        ("`ledger sweep`", ("sweep", filled)),
+        ("`ledger guarantees`", ("guarantees", filled)),
+    ]
+    for heading, args in changes:
+        assert documented_fields(heading) == list(answer("ledger", *args))
+    assert documented_fields("`db init`, `db upgrade`, `db check`") == list(
+        answer("db", "check", filled)
+    )
+
+
+def test_times_are_iso_8601_and_values_are_whole(filled):
+    story = answer("ledger", "explain", filled, "paid:7")
+
+    assert datetime.fromisoformat(story["completed_at"]).tzinfo is not None
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", story["started_at"])
+    assert base64.b64decode(story["outcome"]["base64"]) == b'{"paid":7}'

@@ -1,0 +1,148 @@
+"""The pytest plugin, in tests of its own making."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+INSTALLED = any(point.name == "semel" for point in entry_points(group="pytest11"))
+
+CODE = """
+from semel import idempotent
+
+charged = []
+
+@idempotent(key="invoice:{number}", ttl=3600)
+def charge(number):
+    charged.append(number)
+    return number
+"""
+
+
+@pytest.fixture
+def run_tests(pytester):
+    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
+    pytester.makepyfile(shop=CODE)
+    load = () if INSTALLED else ("-p", "semel.testing.plugin")
+
+    def run_tests(source, **outcomes):
+        pytester.makepyfile(source)
+        arguments = (*load, "-p", "no:randomly", "-p", "no:valkey", "-q")
+        pytester.runpytest_inprocess(*arguments).assert_outcomes(**outcomes)
+
+    return run_tests
+
+
+def test_each_test_has_an_empty_store_of_its_own(run_tests):
+    run_tests(
+        """
+        import shop
+
+        def test_first(semel_store):
+            shop.charge(7)
+            assert shop.charge(7) == 7
+            assert shop.charged == [7]
+
+        def test_second(semel_store):
+            shop.charge(7)
+            assert shop.charged == [7, 7]
+        """,
+        passed=2,
+    )
+
+
+def test_the_clock_moves_by_hand(run_tests):
+    run_tests(
+        """
+        import shop
+
+        def test_a_result_is_remembered_for_its_ttl(semel_store, semel_clock):
+            shop.charge(7)
+            semel_clock.advance(3599)
+            shop.charge(7)
+            assert shop.charged == [7]
+            semel_clock.advance(2)
+            shop.charge(7)
+            assert shop.charged == [7, 7]
+        """,
+        passed=1,
+    )
+
+
+def test_afterwards_guards_use_what_they_used_before(run_tests):
+    run_tests(
+        """
+        import pytest
+        import semel
+        from semel.settings import default_store
+        from semel.stores import MemoryStore
+
+        own = MemoryStore()
+
+        @pytest.fixture(scope="module", autouse=True)
+        def configured():
+            semel.configure(store=own)
+
+        def test_inside(semel_store):
+            assert default_store() is semel_store
+            semel.configure(store=None)
+
+        def test_outside():
+            assert default_store() is own
+        """,
+        passed=2,
+    )
+
+
+def test_async_tests_use_it_as_well(run_tests):
+    run_tests(
+        """
+        from semel import idempotent
+
+        async def test_async(semel_store):
+            ran = []
+
+            @idempotent(key="{n}")
+            async def charge(n):
+                ran.append(n)
+
+            await charge(7)
+            await charge(7)
+            assert ran == [7]
+        """,
+        passed=1,
+    )
+
+
+def test_the_fixtures_explain_themselves(pytester):
+    load = () if INSTALLED else ("-p", "semel.testing.plugin")
+    result = pytester.runpytest_inprocess(*load, "-p", "no:valkey", "--fixtures", "-q")
+
+    result.stdout.re_match_lines([r"semel_clock.*", r" *The clock of `semel_store`\..*"])
+    result.stdout.re_match_lines([r"semel_store.*", r" *An empty store in memory.*"])
+
+
+def test_the_entry_point_names_the_plugin():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+
+    assert project["project"]["entry-points"]["pytest11"] == {"semel": "semel.testing.plugin"}
+
+
+def test_importing_it_is_cheap():
+    code = (
+        "import pytest, sys; before = set(sys.modules); import semel.testing.plugin;"
+        "print(*(set(sys.modules) - before))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {name.partition(".")[0] for name in shown.stdout.split()}
+
+    assert not loaded & {"hypothesis", "sqlalchemy", "redis", "typer", "rich", "sqlite3"}
