@@ -41,6 +41,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # that is told by its last attempts; the count itself is exact.
 PAST_KEPT = 16
 
+# How an attempt ended that was taken over.
+LAPSED = "lease ran out"
+
 
 def moment(us: int) -> datetime:
     """Microseconds since 1970 as an aware datetime."""
@@ -174,13 +177,21 @@ def claim(row: Row | None, op: Claiming, now_us: int) -> tuple[Answer, Row | Non
             return Busy(0.0), None
         return _win(_again(row, op, now_us, None), op)
     if row.attempt == op.attempt:
-        return _win(row.but(**_leased(op.terms, now_us)), op)
+        return _win(row.but(**_leased(op.terms, now_us)), op, _taken_over(row))
     if row.lease_us > now_us:
         return Busy((row.lease_us - now_us) / 1e6), None
     orphan = Orphan(row.fence, moment(row.lease_us))
     if not op.terms.takeover or (row.hold and not op.terms.hold):
         return orphan, None
-    return _win(_again(row, op, now_us, "lease ran out"), op, orphan)
+    return _win(_again(row, op, now_us, LAPSED), op, orphan)
+
+
+def _taken_over(row: Row) -> Orphan | None:
+    """Whom this row's attempt took over from: a repeated claim must be told of it again."""
+    for number, fence, _, _, ended_us, ending in json.loads(row.past)[-1:]:
+        if number == row.number - 1 and ending == LAPSED:
+            return Orphan(fence, moment(ended_us))
+    return None
 
 
 def expired(row: Row, now_us: int) -> bool:
