@@ -73,6 +73,7 @@ class Attempt:
         "_parent",
         "_stepping",
         "_steps",
+        "_unrecorded",
         "_value",
         "lost",
     )
@@ -87,6 +88,7 @@ class Attempt:
         self._value: Any = None
         self._steps: dict[str, bytes] = {}
         self._stepping: set[str] = set()
+        self._unrecorded = False
         self.lost = False
 
     @property
@@ -502,6 +504,10 @@ class Call:
 
     async def fail(self, error: Exception) -> Any:
         """Record the failure as the policy says; the answer is it, or a winner's outcome."""
+        if self.attempt is not None and self.attempt._unrecorded:
+            # A step happened and is not written down: that is a crash, not a failure.
+            await self.interrupt(error)
+            return Raised(error)
         try:
             verdict = await self._settle(self._failure(error))
         except StoreUnavailableError as trouble:
@@ -610,7 +616,11 @@ class Call:
 
     async def _note(self, attempt: Attempt, name: str, value: Any) -> None:
         data = self._step_data(name, value)
-        verdict = await self._insist(lambda: self._ledger.note(self._claimed(), name, data))
+        try:
+            verdict = await self._insist(lambda: self._ledger.note(self._claimed(), name, data))
+        except StoreUnavailableError:
+            attempt._unrecorded = True
+            raise
         if isinstance(verdict, Lost):
             attempt.lost = True
             attempt.raise_if_lost()
