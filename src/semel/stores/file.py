@@ -19,7 +19,6 @@ Not for Windows (no `flock`) and not for network file systems (no `flock` on dir
 """
 
 # Every system call is written out: their order is the promise, and the tests fail them one by one.
-# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH110, PTH112, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ MARK_NAME: Final = "semel.json"
 
 # 256 directories hold a million records at four thousand files each, which ext4, xfs and btrfs
 # do not feel. A second level would cost a mkdir and two more fsyncs for almost every new key.
-SHARDS: Final = tuple(f"{n:02x}" for n in range(256))
+SHARDS: Final = frozenset(f"{n:02x}" for n in range(256))
 
 # A change takes milliseconds. A lock that is not had after this long is held by a stopped
 # process, and a caller is better told than kept.
@@ -200,10 +199,14 @@ class _Files:
         self._root = root
         self._clock = clock
         self._fsync = fsync
-        self._sweep_from = itertools.cycle(range(len(SHARDS)))
+        self._rooted: set[str] = set()
 
     def _shard(self, name: str) -> _Shard:
-        return _Shard(f"{self._root}/{name}", self._fsync)
+        return _Shard(self._root, name, self._fsync, self._rooted)
+
+    def _shards(self) -> list[str]:
+        with _reported(self._root):
+            return sorted(SHARDS.intersection(os.listdir(self._root)))
 
     def _shard_of(self, id: bytes) -> _Shard:
         return self._shard(id.hex()[:2])
@@ -252,7 +255,7 @@ class _Files:
 
     def _rows(self, after: bytes) -> Iterator[Row]:
         stem = after.hex()
-        for name in SHARDS:
+        for name in self._shards():
             if name < stem[:2]:
                 continue
             for each in _ids(f"{self._root}/{name}"):
@@ -288,9 +291,8 @@ class _Files:
             return shard.delete({id.hex(): row.fence})
 
     def sweep(self, limit: int) -> int:
-        start = next(self._sweep_from)
         swept = 0
-        for name in SHARDS[start:] + SHARDS[:start]:
+        for name in self._shards():
             due = self._due(name)
             while chunk := list(itertools.islice(due, min(SWEEP_CHUNK, limit - swept))):
                 swept += self._delete_expired(name, chunk)
@@ -364,14 +366,22 @@ if hasattr(os, "register_at_fork"):
 class _Shard:
     """One directory of records that nobody else changes meanwhile."""
 
-    def __init__(self, path: str, fsync: bool) -> None:
-        self._path = path
+    def __init__(self, root: str, name: str, fsync: bool, rooted: set[str]) -> None:
+        self._root = root
+        self._path = f"{root}/{name}"
         self._fsync = fsync
+        self._rooted = rooted
         self._fd = -1
 
     def __enter__(self) -> Self:
         with _reported(self._path):
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._fd = _open_directory(self._path)
+            except FileNotFoundError:
+                # Without the mark this is no new shard but a ledger that was taken away.
+                os.stat(f"{self._root}/{MARK_NAME}")
+                _mkdir(self._path)
+                self._fd = _open_directory(self._path)
         _held.add(self._fd)
         try:
             _lock(self._fd, self._path)
@@ -447,7 +457,14 @@ class _Shard:
         # The name is made durable before anybody can see the change. Renamed first, a reader
         # could replay a result that a power cut then takes back.
         self._sync(self._fd)
+        self._root_it()
         os.replace(f"{self._path}/{stem}.next", f"{self._path}/{stem}.json")
+
+    def _root_it(self) -> None:
+        """The shard itself must be on disk: whoever made it may have died before it was."""
+        if self._fsync and self._path not in self._rooted:
+            _sync_directory(self._root)
+            self._rooted.add(self._path)
 
     def finish(self, stem: str) -> None:
         """Finish, or drop, what a writer that died left behind."""
@@ -501,11 +518,8 @@ def _prepare(root: str) -> None:
         raise SettingsError("FileStore needs POSIX file locks; on Windows use SQLiteStore")
     try:
         _make(root)
-        _mark(root)
-        for name in SHARDS:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(f"{root}/{name}", 0o700)
         _probe(root)
+        _mark(root)
     except OSError as error:
         raise SettingsError(
             f"FileStore cannot keep records in {root}: {error.strerror}. Give it a directory on a "
@@ -518,13 +532,21 @@ def _make(path: str) -> None:
         return
     parent = os.path.dirname(path)
     _make(parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
+    _mkdir(path)
     _sync_directory(parent)
 
 
+def _mkdir(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open_directory(path)
     try:
         os.fsync(fd)
     finally:
@@ -555,10 +577,10 @@ def _mark(root: str) -> None:
 
 
 def _probe(root: str) -> None:
-    """Is it ours to write, can it be locked, and are the shards themselves on disk?"""
+    """Is it ours to write, and can it be locked?"""
     if not os.access(root, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open_directory(root)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         os.fsync(fd)

@@ -13,7 +13,7 @@ The table is called `idempotency` like the one of the SQL stores, which write ti
 another form. Neither opens the other's file: two ledgers side by side would each run the effect.
 """
 
-# The statements are put together from the names in COLUMNS, and paths are handed to SQLite.
+# The statements are put together from the names in COLUMNS, nothing else.
 # ruff: noqa: S608, PTH100, PTH120
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 from zlib import crc32
@@ -49,6 +50,7 @@ Values: TypeAlias = tuple[Any, ...]
 
 MEMORY: Final = ":memory:"
 VERSION: Final = 1
+COMPLETED: Final = State.COMPLETED.value
 
 # A transaction of ours takes milliseconds. A file that is locked for longer than this is held by
 # something else, a backup or a shell with an open transaction.
@@ -61,6 +63,10 @@ PRAGMAS: Final = (
     "PRAGMA fullfsync = ON",
     "PRAGMA cell_size_check = ON",
 )
+
+# A message about a damaged schema quotes it, and need not be UTF-8 then.
+ERRORS: Final = (sqlite3.Error, UnicodeError)
+DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 FULL: Final = 2  # as PRAGMA synchronous says it
 
@@ -96,6 +102,7 @@ COLUMNS: Final = (
 
 # What a replay reads, and what the seal is the checksum of, together with the id.
 REPLAYED: Final = (
+    "state",
     "operation",
     "request_hash",
     "expires_us",
@@ -139,9 +146,7 @@ INSERT INTO idempotency_floor VALUES (0);
 _LIST: Final = ", ".join(COLUMNS)
 SELECT: Final = f"SELECT {_LIST}, checksum FROM idempotency WHERE id = ?"
 PAGE: Final = f"SELECT {_LIST}, checksum FROM idempotency WHERE id > ? ORDER BY id LIMIT ?"
-REPLAY: Final = (
-    f"SELECT {', '.join(REPLAYED)}, seal FROM idempotency WHERE id = ? AND state = 'COMPLETED'"
-)
+REPLAY: Final = f"SELECT {', '.join(REPLAYED)}, seal FROM idempotency WHERE id = ?"
 INSERT: Final = (
     f"INSERT INTO idempotency ({_LIST}, checksum, seal, rowid) "
     f"VALUES ({', '.join('?' * (len(COLUMNS) + 3))})"
@@ -258,14 +263,16 @@ class _SQLiteLedger(Verbs):
     async def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
     ) -> Answer:
-        answer = self._rows.replay(key, fingerprint)
-        if answer is not None:
+        found = self._rows.glance(key)
+        if found is not None and (answer := self._rows.replay(found, key, fingerprint)):
             return answer
-        return await super().claim(key, attempt=attempt, fingerprint=fingerprint, terms=terms)
+        op = Claiming(key, attempt, fingerprint, terms)
+        if found is not None and (answer := self._rows.refuse(op)):
+            return answer
+        won: Answer = await self.perform(op)
+        return won
 
     async def perform(self, op: Operation) -> Any:
-        if isinstance(op, Claiming) and (answer := self._rows.refuse(op)) is not None:
-            return answer
         return self._rows.perform(op)
 
     async def sweep(self, limit: int = 1000) -> int:
@@ -313,8 +320,6 @@ class _BatchedLedger(_SQLiteLedger):
         self._local = threading.local()
 
     async def perform(self, op: Operation) -> Any:
-        if isinstance(op, Claiming) and (answer := self._rows.refuse(op)) is not None:
-            return answer
         return await self._batcher().submit(op)
 
     def _batcher(self) -> Batcher[Operation]:
@@ -353,12 +358,15 @@ class _Rows:
             self._connections.write(_create)
         self._connections.read(lambda c: c.execute(SELECT, (b"",)).fetchone())
 
-    def replay(self, key: Key, fingerprint: bytes) -> Answer | None:
+    def glance(self, key: Key) -> Values | None:
+        """What a replay needs of the record, if there is one."""
+        return self._connections.select(REPLAY, (key.id,))
+
+    def replay(self, found: Values, key: Key, fingerprint: bytes) -> Answer | None:
         """The answer from a finished record, by the rules of `rules.claim`; None without one."""
-        found = self._connections.select(REPLAY, (key.id,))
-        if found is None:
+        state, operation, request_hash, expires_us, fence, kind, data, status, seal = found
+        if state != COMPLETED:
             return None
-        operation, request_hash, expires_us, fence, kind, data, status, seal = found
         if seal != _checksum(found[:-1], key.id):
             raise _corrupt(key.id, "its checksum does not match its content")
         if expires_us is not None and expires_us <= self._clock.now_us():
@@ -611,12 +619,13 @@ def _checksum(values: Values, id: bytes = b"") -> int:
     return crc32(marshal.dumps(values, 2), crc32(id))
 
 
+_replayed = itemgetter(*map(COLUMNS.index, REPLAYED))
+
+
 def _seal(values: Values) -> int | None:
     """The checksum of what a replay reads; None where there is nothing to replay."""
-    of = dict(zip(COLUMNS, values, strict=True))
-    if of["state"] != State.COMPLETED:
-        return None
-    return _checksum(tuple(of[name] for name in REPLAYED), of["id"])
+    replayed = _replayed(values)
+    return _checksum(replayed, values[0]) if replayed[0] == COMPLETED else None
 
 
 def _text(text: str) -> str | bytes:
@@ -683,7 +692,7 @@ class _Connections:
         try:
             found: Values | None = cursor.execute(sql, values).fetchone()
             return found
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise self._reported(error) from error
         finally:
             self._give(cursor)
@@ -692,7 +701,7 @@ class _Connections:
         cursor = self._take()
         try:
             return work(cursor.connection)
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise self._reported(error) from error
         finally:
             self._give(cursor)
@@ -706,9 +715,9 @@ class _Connections:
         finally:
             self._writing.release()
 
-    def _reported(self, error: sqlite3.Error) -> StoreUnavailableError:
+    def _reported(self, error: Exception) -> StoreUnavailableError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if code in DAMAGED or isinstance(error, UnicodeError):
             return CorruptRecordError(
                 f"{self.path} is damaged: {error}. Nothing was run. Restore it from a backup, or "
                 f"save what is left with `sqlite3 {self.path} .recover`"
@@ -746,12 +755,12 @@ class _Connections:
             connection = sqlite3.connect(
                 target, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True
             )
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise self._reported(error) from error
         try:
             for pragma in PRAGMAS:
                 connection.execute(pragma)
-        except sqlite3.Error as error:
+        except ERRORS as error:
             connection.close()
             raise self._reported(error) from error
         return connection

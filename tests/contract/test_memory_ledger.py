@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from semel.stores.memory import MemoryStore
+from semel.testing.clock import FakeClock
+from semel.testing.contracts import LedgerContract
+
+
+class TickingClock(FakeClock):
+    """Moves by a microsecond per look: memory remembers no fence of a deleted record, only time
+    keeps the next one larger."""
+
+    def now_us(self):
+        self.advance(1e-6)
+        return super().now_us()
+
+
+class TestMemoryLedger(LedgerContract):
+    @pytest.fixture
+    def clock(self):
+        return TickingClock()
+
+    @pytest.fixture
+    async def store(self, clock):
+        store = MemoryStore(clock=clock)
+        yield store
+        await store.aclose()
+
+    @pytest.fixture(autouse=True)
+    def _own_time(self, clock):
+        self.clock = clock
+
+    async def age(self, store, seconds):
+        self.clock.advance(seconds)
