@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -759,3 +760,41 @@ def test_times_are_iso_8601_and_values_are_whole(filled):
     assert datetime.fromisoformat(story["completed_at"]).tzinfo is not None
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", story["started_at"])
     assert base64.b64decode(story["outcome"]["base64"]) == b'{"paid":7}'
+
+
+def test_the_page_about_settling_is_true(tmp_path, monkeypatch, capsys):
+    """Its blocks run in order, against a provider that has seen the charge."""
+    page = REFERENCE.parents[1] / "how-to" / "settle-an-unknown-outcome.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    world = {"provider": Provider(), "__name__": "shop"}
+    exec(blocks[0], world)
+    with pytest.raises(CutOffError):
+        world["charge"](7, 500)
+    listed = semel_cli("ledger", "list", "sqlite:///shop.db", "--state", "unknown")
+    assert "invoice:7" in listed.stdout
+
+    for block in blocks[1:]:
+        exec(block, world)
+
+    assert world["charge"](7, 500) == "receipt"
+    assert asyncio.run(world["story_of"](7)).outcome.value == "receipt"
+    with pytest.raises(CutOffError):
+        world["charge_and_recover"](8, 500)
+    assert world["charge_and_recover"](8, 500) == "receipt"
+    assert capsys.readouterr().out == ""
+    asyncio.run(world["store"].aclose())
+
+
+class Provider:
+    """Takes the money and cuts the line."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def charge(self, cents, idempotency_key):
+        self.seen.add(idempotency_key)
+        raise CutOffError
+
+    def find(self, key):
+        return "receipt" if key in self.seen else None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
-
-INSTALLED = any(point.name == "semel" for point in entry_points(group="pytest11"))
 
 CODE = """
 from semel import idempotent
@@ -27,15 +25,27 @@ def charge(number):
 
 
 @pytest.fixture
-def run_tests(pytester):
-    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
+def pytest_of_a_user(pytester, monkeypatch):
+    """Pytest with the plugin, and without those that happen to be installed here."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini(
+        """
+        [pytest]
+        asyncio_mode = auto
+        asyncio_default_fixture_loop_scope = function
+        """
+    )
+    plugins = ("-p", "semel.testing.plugin", "-p", "pytest_asyncio.plugin")
+    return lambda *args: pytester.runpytest_inprocess(*plugins, *args)
+
+
+@pytest.fixture
+def run_tests(pytester, pytest_of_a_user):
     pytester.makepyfile(shop=CODE)
-    load = () if INSTALLED else ("-p", "semel.testing.plugin")
 
     def run_tests(source, **outcomes):
         pytester.makepyfile(source)
-        arguments = (*load, "-p", "no:randomly", "-p", "no:valkey", "-q")
-        pytester.runpytest_inprocess(*arguments).assert_outcomes(**outcomes)
+        pytest_of_a_user("-q").assert_outcomes(**outcomes)
 
     return run_tests
 
@@ -121,9 +131,22 @@ def test_async_tests_use_it_as_well(run_tests):
     )
 
 
-def test_the_fixtures_explain_themselves(pytester):
-    load = () if INSTALLED else ("-p", "semel.testing.plugin")
-    result = pytester.runpytest_inprocess(*load, "-p", "no:valkey", "--fixtures", "-q")
+def test_the_page_about_testing_is_true(pytester, pytest_of_a_user):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-code.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    first, conftest, *others = blocks
+    pytester.makeconftest(conftest)
+    pytester.makepyfile(test_first=first)
+    for number, block in enumerate(others):
+        pytester.makepyfile(**{f"test_{number}": block})
+
+    contract = "test_2.py"
+    pytest_of_a_user("-q", "--ignore", contract).assert_outcomes(passed=4)
+    assert pytest_of_a_user("-q", "-k", "first_claim", contract).parseoutcomes()["passed"] >= 2
+
+
+def test_the_fixtures_explain_themselves(pytest_of_a_user):
+    result = pytest_of_a_user("--fixtures", "-q")
 
     result.stdout.re_match_lines([r"semel_clock.*", r" *The clock of `semel_store`\..*"])
     result.stdout.re_match_lines([r"semel_store.*", r" *An empty store in memory.*"])
