@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import redis
@@ -150,15 +152,20 @@ def test_a_reply_that_makes_no_sense_names_the_record(reply):
         scripts.answer_of(Claiming(PAY, "h/1", b"", TERMS), NAME, reply)
 
 
-def test_the_missing_driver_is_named():
+@pytest.mark.parametrize(
+    ("absence", "told"),
+    [
+        ("sys.modules['redis'] = None", "pip install 'semel[redis]'"),
+        ("sys.modules['hiredis'] = None", "pip install 'semel[redis]'"),
+        ("import redis; redis.VERSION = (5, 0, 8)", "pip install --upgrade 'semel[redis]'"),
+    ],
+)
+def test_a_missing_driver_is_named(absence, told):
     code = (
-        "import sys; sys.modules['redis'] = None\n"
-        "try:\n import semel.stores.redis\n"
+        f"import sys; {absence}\n"
+        "try:\n from semel.stores.redis import RedisStore; RedisStore('redis://h')\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    import subprocess
-    import sys
-
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.startswith("SettingsError")
-    assert "pip install 'semel[redis]'" in told.stdout
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("SettingsError")
+    assert told in said.stdout

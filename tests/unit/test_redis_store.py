@@ -100,6 +100,12 @@ def test_a_namespace_that_would_break_the_keys_is_refused(namespace):
         RedisStore("redis://h", namespace=namespace)
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1])
+def test_a_timeout_that_leaves_no_time_is_refused(timeout_s):
+    with pytest.raises(SettingsError, match="timeout_s"):
+        RedisStore("redis://h", timeout_s=timeout_s)
+
+
 def test_a_client_that_would_wait_for_ever_is_warned_about(caplog):
     with caplog.at_level(logging.WARNING, "semel"):
         RedisStore(redis.Redis(socket_timeout=5))

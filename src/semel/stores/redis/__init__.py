@@ -43,6 +43,9 @@ __all__ = ["RedisStore"]
 
 log = logging.getLogger("semel")
 
+# Older ones hide a cluster's connections from us.
+OLDEST_DRIVER = (6, 2)
+
 # What a namespace may be made of: nothing that has a meaning in a Redis key pattern or hash tag.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]+")
 
@@ -59,11 +62,18 @@ class RedisStore:
     def __init__(
         self, client_or_url: Any, *, namespace: str = "default", timeout_s: float = 5.0
     ) -> None:
+        if redis.VERSION[:2] < OLDEST_DRIVER:
+            raise SettingsError(
+                f"RedisStore needs redis-py 6.2 or later and found {redis.__version__}: "
+                "pip install --upgrade 'semel[redis]'"
+            )
         if not _NAMESPACE.fullmatch(namespace):
             raise SettingsError(
                 f"the namespace {namespace!r} cannot be part of a Redis key: use letters, digits "
                 "and . _ - : /"
             )
+        if timeout_s <= 0:
+            raise SettingsError(f"timeout_s={timeout_s} leaves Redis no time to answer: write 5.0")
         self._names = Names(namespace)
         way: _Opened | _Given
         if isinstance(client_or_url, str):

@@ -33,6 +33,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    SlotNotCoveredError,
     TryAgainError,
 )
 
@@ -161,13 +162,22 @@ def _with_connection(pool: Any, call: Call, exchange: Callable[[Any, Call], Any]
 def _twice(connection: Any, call: Call) -> Any:
     try:
         return _once(connection, call)
-    except (AuthenticationError, redis.TimeoutError):
-        raise
-    except (redis.ConnectionError, ReadOnlyError):
-        # A demoted master says READONLY: connecting again asks the sentinels who is master now.
-        connection.disconnect()
-        connection.connect()
-        return _once(connection, call)
+    except (redis.ConnectionError, ResponseError) as error:
+        if isinstance(error, AuthenticationError) or not _may_pass(error):
+            raise
+    connection.disconnect()
+    connection.connect()
+    return _once(connection, call)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Would a new connection help? It does when this one broke, and when it leads to a master that
+    was demoted: connecting again asks the sentinels who is master now.
+    """
+    if isinstance(error, redis.ConnectionError):
+        return True
+    # Before 7.0, what a script was refused is told inside the script's own error.
+    return isinstance(error, ReadOnlyError) or "-READONLY" in str(error)
 
 
 def _once(connection: Any, call: Call) -> Any:
@@ -216,7 +226,7 @@ class SyncClusterLine(SyncLine):
             return _with_connection(pool, call, _once)
         except (AuthenticationError, redis.TimeoutError):
             raise
-        except (*_MOVING, redis.ConnectionError, redis.exceptions.SlotNotCoveredError):
+        except (*_MOVING, redis.ConnectionError, SlotNotCoveredError):
             return client.execute_command(*_words(call), **RAW)
 
 
@@ -369,9 +379,9 @@ class AsyncClusterLine(AsyncLine):
 
     async def call(self, call: Call) -> Any:
         try:
+            name: str = self._client.get_node_from_key(call.key).name
+        except SlotNotCoveredError:
             name = await self._server_of(call)
-        except (redis.RedisError, OSError) as error:
-            raise unreachable(error) from error
         batcher = self._batchers.get(name)
         if batcher is None:
             run = partial(self._run_on, name)
@@ -379,13 +389,19 @@ class AsyncClusterLine(AsyncLine):
         return await batcher.submit(call)
 
     async def _server_of(self, call: Call) -> str:
-        async with asyncio.timeout(self._timeout_s):
-            await self._client.initialize()
-        name: str = self._client.get_node_from_key(call.key).name
+        try:
+            await self._know_the_cluster()
+            name: str = self._client.get_node_from_key(call.key).name
+        except (redis.RedisError, OSError) as error:
+            raise unreachable(error) from error
         return name
 
+    async def _know_the_cluster(self) -> None:
+        async with asyncio.timeout(self._timeout_s):
+            await self._client.initialize()
+
     async def servers(self) -> list[Any]:
-        await self._client.initialize()
+        await self._know_the_cluster()
         servers: list[Any] = self._client.get_primaries()
         return servers
 
