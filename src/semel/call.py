@@ -258,7 +258,12 @@ class Call:
 
     async def _withdraw(self) -> None:
         claim = Claim(self.key, self._attempt_id, self._fingerprint, self.policy.terms)
-        await self._tidy(self._ledger.release(claim, error="cut off before it began"))
+        if self.policy.recover is None:
+            work = self._ledger.release(claim, error="cut off before it began")
+        else:
+            # It may have taken over from somebody of whom nobody has asked the world yet.
+            work = self._ledger.renew(claim, lease_s=0)
+        await self._tidy(work)
         ROOM.ring(self.key.id)
 
     async def _wait(self, answer: Answer) -> Answer:
