@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import struct
 import threading
 from pathlib import Path
 
@@ -360,34 +362,82 @@ def test_no_descriptor_is_kept(ledger, root):
     assert not file._held
 
 
+class Forgetful(set):
+    """As if every fork came between opening a descriptor and remembering it."""
+
+    def add(self, fd):
+        pass
+
+
+class Slow:
+    """A change that waits inside its lock until it may go on."""
+
+    def __init__(self, monkeypatch):
+        self.inside, self.go_on = threading.Event(), threading.Event()
+        self._real = os.fsync
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def _fsync(self, fd):
+        self.inside.set()
+        self.go_on.wait(10)
+        self._real(fd)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_during_a_change_does_not_keep_its_lock(root, ledger, monkeypatch):
-    """The child lives on and the lock is free as soon as the parent is done."""
-    inside, go_on = threading.Event(), threading.Event()
-    real = os.fsync
+class TestForks:
+    @pytest.fixture
+    def gate(self):
+        """A child reads it to live on, and ends when the test does."""
+        reader, writer = os.pipe()
+        yield reader
+        os.close(reader)
+        os.close(writer)
 
-    def slow(fd):
-        inside.set()
-        go_on.wait(10)
-        real(fd)
+    @pytest.mark.parametrize("held", [set, Forgetful])
+    def test_a_child_forked_during_a_change_does_not_keep_the_lock(
+        self, ledger, monkeypatch, gate, held
+    ):
+        monkeypatch.setattr(file, "_held", held())
+        monkeypatch.setattr(file, "LOCK_WAIT_S", 0.5)
+        slow = Slow(monkeypatch)
+        thread = threading.Thread(target=lambda: claim(ledger))
+        thread.start()
+        slow.inside.wait(10)
+        child = os.fork()
+        if child == 0:
+            os.read(gate, 1)
+            os._exit(0)
+        slow.go_on.set()
+        thread.join()
+        try:
+            assert isinstance(claim(ledger, Key(KEY.id[:1] + b"\x00" * 31, "same shard")), Won)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
-    monkeypatch.setattr(os, "fsync", slow)
-    thread = threading.Thread(target=lambda: claim(ledger))
-    thread.start()
-    inside.wait(10)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if os.read(reader, 1) and not file._held else 1)
-    monkeypatch.setattr(os, "fsync", real)
-    go_on.set()
-    thread.join()
-    assert isinstance(claim(ledger), Busy)
-    assert isinstance(claim(ledger, Key(KEY.id[:1] + b"\x00" * 31, "same shard")), Won)
-    os.write(writer, b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(reader)
-    os.close(writer)
+    def test_a_child_does_not_keep_the_lock_of_a_killed_parent(self, ledger, monkeypatch, gate):
+        monkeypatch.setattr(file, "LOCK_WAIT_S", 0.5)
+        reader, writer = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            slow = Slow(monkeypatch)
+            threading.Thread(target=lambda: claim(ledger), daemon=True).start()
+            slow.inside.wait(10)
+            child = os.fork()
+            if child == 0:
+                os.read(gate, 1)
+                os._exit(0)
+            os.write(writer, struct.pack("q", child))
+            signal.pause()
+        child = struct.unpack("q", os.read(reader, 8))[0]
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        try:
+            assert isinstance(claim(ledger), Busy | Won)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.close(reader)
+            os.close(writer)
 
 
 # --- the event loop -------------------------------------------------------------------------------

@@ -303,6 +303,16 @@ def test_a_changed_value_is_found_by_every_other_verb(ledger, shell, column):
     assert isinstance(claim(ledger), Won)
 
 
+def test_a_record_that_the_index_has_lost_is_not_made_again(ledger, monkeypatch):
+    finished(ledger)
+    for name in ("SELECT", "REPLAY"):
+        monkeypatch.setattr(sqlite, name, getattr(sqlite, name) + " AND 0")
+    with pytest.raises(CorruptRecordError, match=KEY.id.hex()):
+        claim(ledger)
+    monkeypatch.undo()
+    assert isinstance(claim(ledger), Done)
+
+
 async def test_a_corrupt_record_is_its_own_callers_error_alone(store, shell):
     ledger = store.ledger(ASYNC)
     keys = [make_key(f"k{n}", operation="pay") for n in range(5)]

@@ -7,7 +7,8 @@ and share a transaction, and with it the fsync, as they come in.
 Two things are easy to get wrong. SQLite finds a connection's file locks by the process, so a
 connection that is open across a fork breaks the locks of connections the child opens later, and
 commits are lost: every connection is put away before a fork. And SQLite does not notice flipped
-bits: every row carries a checksum, and is found by its rowid if the index has lost it.
+bits: every row carries a checksum, and its rowid is made from its id, so that a record which the
+index has lost cannot be made a second time.
 
 The table is called `idempotency` like the one of the SQL stores, which write times and results in
 another form. Neither opens the other's file: two ledgers side by side would each run the effect.
@@ -156,7 +157,7 @@ UPDATE: Final = (
     f"UPDATE idempotency SET {', '.join(f'{name} = ?' for name in COLUMNS[1:])}, "
     f"checksum = ?, seal = ? WHERE id = ?"
 )
-ABSENT: Final = "SELECT fence, (SELECT id FROM idempotency WHERE rowid = ?) FROM idempotency_floor"
+FLOOR: Final = "SELECT fence FROM idempotency_floor"
 RAISE_FLOOR: Final = "UPDATE idempotency_floor SET fence = max(fence, ?)"
 DELETE: Final = "DELETE FROM idempotency WHERE id = ?"
 DELETE_EXPIRED: Final = (
@@ -535,13 +536,8 @@ def _guarantees(connection: sqlite3.Connection) -> Guarantees:
 
 
 def _ghost(connection: sqlite3.Connection, key: Key) -> Row:
-    """What is left of deleted records: long expired, and its fence is still to be exceeded.
-
-    A row that is in the table but not in the index was not deleted; the file is damaged.
-    """
-    floor, twin = connection.execute(ABSENT, (_rowid(key.id),)).fetchone()
-    if twin is not None:
-        raise _corrupt(key.id, "the table has it, the index does not")
+    """What is left of deleted records: long expired, and its fence is still to be exceeded."""
+    (floor,) = connection.execute(FLOOR).fetchone()
     return Row(key, b"", "", floor, 0, State.FAILED.value, False, 0, 0, 0, expires_us=0)
 
 
@@ -553,10 +549,14 @@ def _put(connection: sqlite3.Connection, row: Row, *, new: bool) -> None:
     values = _values(row)
     id, *rest = values
     sums = _checksum(values), _seal(values)
-    if new:
-        connection.execute(INSERT, (*values, *sums, _rowid(id)))
-    else:
+    if not new:
         connection.execute(UPDATE, (*rest, *sums, id))
+        return
+    try:
+        connection.execute(INSERT, (*values, *sums, _rowid(id)))
+    except sqlite3.IntegrityError as error:
+        # We have just looked, under the write lock: the table has it, the index has lost it.
+        raise _corrupt(id, "the file is damaged") from error
 
 
 def _values(row: Row) -> Values:
