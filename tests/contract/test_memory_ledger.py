@@ -7,19 +7,10 @@ from semel.testing.clock import FakeClock
 from semel.testing.contracts import LedgerContract
 
 
-class TickingClock(FakeClock):
-    """Moves by a microsecond per look: memory remembers no fence of a deleted record, only time
-    keeps the next one larger."""
-
-    def now_us(self):
-        self.advance(1e-6)
-        return super().now_us()
-
-
 class TestMemoryLedger(LedgerContract):
     @pytest.fixture
     def clock(self):
-        return TickingClock()
+        return FakeClock()
 
     @pytest.fixture
     async def store(self, clock):

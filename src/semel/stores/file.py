@@ -42,7 +42,7 @@ from semel.colour import Colour
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.ports import Clock, StoreLedger
 from semel.stores import rules
-from semel.stores.memory import SystemClock
+from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation, Row
 from semel.stores.verbs import Verbs
 from semel.values import Busy, Done, Guarantees, Key, Mismatch, Outcome, Record, State
@@ -225,7 +225,7 @@ class _Files:
     def perform(self, op: Operation) -> Any:
         key = rules.key_of(op)
         with self._shard_of(key.id) as shard:
-            row = shard.row(key.id) or _ghost(key, shard.floor())
+            row = shard.row(key.id) or rules.ghost(key, shard.floor())
             answer, changed = rules.apply(row, op, self._clock.now_us())
             if changed is not None:
                 shard.put(changed)
@@ -338,11 +338,6 @@ class _Files:
                 "one directory on one machine: nothing to fail over to",
             ),
         )
-
-
-def _ghost(key: Key, floor: int) -> Row:
-    """What is left of deleted records: long expired, and its fence is still to be exceeded."""
-    return Row(key, b"", "", floor, 0, State.FAILED.value, False, 0, 0, 0, expires_us=0)
 
 
 # --- one shard, locked --------------------------------------------------------------------------

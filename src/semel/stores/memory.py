@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from semel.colour import Colour
 from semel.ports import Clock, StoreLedger
 from semel.stores import rules
+from semel.stores.clock import SystemClock
 from semel.stores.rules import Operation, Row
 from semel.stores.verbs import Verbs
 from semel.values import Guarantees, Outcome, Record, State
@@ -23,13 +23,6 @@ from semel.values import Guarantees, Outcome, Record, State
 # Expired rows dropped per operation: enough to keep up with one insert per operation, few enough
 # not to be felt.
 SWEEP_PER_OPERATION = 2
-
-
-class SystemClock:
-    """This machine's clock."""
-
-    def now_us(self) -> int:
-        return time.time_ns() // 1000
 
 
 class MemoryStore:
@@ -58,15 +51,20 @@ class _MemoryLedger(Verbs):
         self._rows: dict[bytes, Row] = {}
         self._expiries: list[tuple[int, int, bytes]] = []
         self._count = itertools.count()
+        self._floor = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     async def perform(self, op: Operation) -> Any:
-        id = rules.key_of(op).id
+        key = rules.key_of(op)
+        id = key.id
         with self._lock:
             now_us = self._clock.now_us()
-            answer, row = rules.apply(self._rows.get(id), op, now_us)
+            row = self._rows.get(id)
+            if row is None and self._floor >= now_us:
+                row = rules.ghost(key, self._floor)
+            answer, row = rules.apply(row, op, now_us)
             if row is not None:
                 self._put(id, row)
             if self._expiries and self._expiries[0][0] <= now_us:
@@ -86,9 +84,12 @@ class _MemoryLedger(Verbs):
             due, _, id = heapq.heappop(self._expiries)
             row = self._rows.get(id)
             if row is not None and row.expires_us == due:
-                del self._rows[id]
+                self._delete(id)
                 dropped += 1
         return dropped
+
+    def _delete(self, id: bytes) -> None:
+        self._floor = max(self._floor, self._rows.pop(id).fence)
 
     async def sweep(self, limit: int = 1000) -> int:
         with self._lock:
@@ -135,7 +136,7 @@ class _MemoryLedger(Verbs):
         with self._lock:
             if not rules.forgettable(self._rows.get(id), force, self._clock.now_us()):
                 return False
-            del self._rows[id]
+            self._delete(id)
             return True
 
     async def guarantees(self) -> Guarantees:

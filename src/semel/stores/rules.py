@@ -198,6 +198,15 @@ def expired(row: Row, now_us: int) -> bool:
     return row.expires_us is not None and row.expires_us <= now_us
 
 
+def ghost(key: Key, floor: int) -> Row:
+    """What is left of deleted records: long expired, and its fence is still to be exceeded.
+
+    A store hands this in where it has no row, with the highest fence it ever deleted, so that
+    fences grow even when its clock stands still or goes back.
+    """
+    return Row(key, b"", "", floor, 0, State.FAILED.value, False, 0, 0, 0, expires_us=0)
+
+
 def _win(row: Row, op: Claiming, orphan: Orphan | None = None) -> tuple[Answer, Row]:
     claim = Claim(op.key, row.attempt, row.fingerprint, op.terms, row.fence, row.number)
     return Won(claim, dict(row.steps), orphan), row

@@ -40,7 +40,7 @@ from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableErro
 from semel.ports import Clock, StoreLedger
 from semel.stores import rules
 from semel.stores.batch import Batcher
-from semel.stores.memory import SystemClock
+from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation, Row
 from semel.stores.verbs import Verbs
 from semel.values import Answer, Done, Guarantees, Key, Mismatch, Outcome, Record, State, Terms
@@ -536,9 +536,8 @@ def _guarantees(connection: sqlite3.Connection) -> Guarantees:
 
 
 def _ghost(connection: sqlite3.Connection, key: Key) -> Row:
-    """What is left of deleted records: long expired, and its fence is still to be exceeded."""
     (floor,) = connection.execute(FLOOR).fetchone()
-    return Row(key, b"", "", floor, 0, State.FAILED.value, False, 0, 0, 0, expires_us=0)
+    return rules.ghost(key, floor)
 
 
 def _rowid(id: bytes) -> int:
