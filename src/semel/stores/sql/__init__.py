@@ -1,0 +1,158 @@
+"""The ledger in an SQL database: PostgreSQL, MariaDB, MySQL or SQLite, through SQLAlchemy 2.
+
+    store = SQLStore("postgresql://app@db/shop")       # both colours, drivers of our choice
+    store = SQLStore(engine)                           # an Engine or AsyncEngine of yours
+
+    with Session(engine) as session:
+        bound = store.bind(session)                    # complete() joins the session's transaction
+
+Records are rows of table `idempotency`, made by `semel db init URL`, by your own migrations (see
+`schema.ddl`), or on first use with `create=True`. PostgreSQL carries out each verb as one
+statement (`postgres`), the others read, decide and write if unchanged (`generic`, `fenced`).
+
+The easy mistake is to complete on a connection of one's own what another connection's
+transaction has done: the one can be committed without the other. That is what `bind` is for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import AsyncEngine
+except ImportError as error:  # pragma: no cover - every test environment has it
+    from semel.errors import SettingsError
+
+    raise SettingsError("SQLAlchemy is not installed: pip install 'semel[sql]'") from error
+
+from semel.colour import Colour
+from semel.errors import SettingsError
+from semel.ports import StoreLedger
+from semel.stores.sql import lines
+from semel.stores.sql.bound import BoundStore, Session
+from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.ledger import AsyncLedger, SyncLedger
+from semel.stores.sql.lines import AsyncLines, SyncLines
+from semel.stores.sql.schema import Report, check, ddl, init, upgrade
+
+__all__ = ["BoundStore", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
+
+
+class SQLStore:
+    """Records in a table. Opened by URL it serves both colours, given an engine that one's.
+
+    `create` makes the tables on first use when they are not there.
+    """
+
+    def __init__(
+        self, engine_or_url: sa.Engine | AsyncEngine | str, *, create: bool = False
+    ) -> None:
+        self._create = create
+        self._lock = threading.Lock()
+        self._sync: SyncLedger | None = None
+        self._async: AsyncLedger | None = None
+        self._engine: sa.Engine | None = None
+        self._async_engine: AsyncEngine | None = None
+        self._given = not isinstance(engine_or_url, str)
+        if isinstance(engine_or_url, str):
+            self._url = lines.parse(engine_or_url)
+        else:
+            self._take(engine_or_url)
+        _stores.add(self)
+
+    def _take(self, engine: Any) -> None:
+        if isinstance(engine, AsyncEngine):
+            self._async_engine = engine
+        elif isinstance(engine, sa.Engine):
+            self._engine = engine
+        else:
+            raise SettingsError(
+                f"SQLStore takes an Engine, an AsyncEngine or a URL, not {type(engine).__name__}"
+            )
+        self._url = engine.url
+        dialect_named(engine.dialect.name)
+
+    @property
+    def where(self) -> str:
+        """The database, without user and password."""
+        return lines.place(self._url)
+
+    def ledger(self, colour: Colour) -> StoreLedger:
+        with self._lock:
+            if colour.name == "sync":
+                self._sync = self._sync or self._open_sync()
+                return self._sync
+            self._async = self._async or self._open_async()
+            return self._async
+
+    def bind(self, session: Session) -> BoundStore:
+        """This store with `complete` inside the caller's transaction.
+
+        Everything else is committed at once on connections of the store's own. On SQLite, claim
+        before the session writes anything: there can be only one writer at a time.
+        """
+        return BoundStore(self, session)
+
+    def _open_sync(self) -> SyncLedger:
+        if self._given and self._engine is None:
+            raise _wrong_colour("an AsyncEngine", "async", "create_engine(...)")
+        if self._engine is None:
+            self._engine = lines.open_engine(self._url)
+        return SyncLedger(SyncLines(self._engine, own=not self._given), create=self._create)
+
+    def _open_async(self) -> AsyncLedger:
+        if self._given and self._async_engine is None:
+            raise _wrong_colour("an Engine", "sync", "create_async_engine(...)")
+        if self._async_engine is None:
+            self._async_engine = lines.open_async_engine(self._url)
+        engine, own = self._async_engine, not self._given
+        return AsyncLedger(lambda: AsyncLines(engine, own=own), create=self._create)
+
+    def close(self) -> None:
+        if self._engine is not None and not self._given:
+            self._engine.dispose()
+
+    async def aclose(self) -> None:
+        if self._async is not None:
+            await self._async.close()
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SQLStore({self.where!r})"
+
+    def _forked(self) -> None:
+        """In a child: the parent goes on using these connections, so they are only forgotten."""
+        self._lock = threading.Lock()
+        if self._async is not None:
+            _inherited.extend(self._async.forked())
+        if self._engine is not None and not self._given:
+            _inherited.append(self._engine.pool)
+            self._engine.dispose(close=False)
+
+
+def _wrong_colour(given: str, colour: str, instead: str) -> SettingsError:
+    other = "sync" if colour == "async" else "async"
+    return SettingsError(
+        f"this SQLStore was given {given} and serves {colour} code only; for {other} code give it "
+        f"{instead}, or open it by URL to serve both"
+    )
+
+
+# --- fork ---------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[SQLStore] = weakref.WeakSet()
+
+_inherited: list[Any] = []
+"""Connections of the parent, never to be closed here: closing would end them over there too."""
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._forked()  # noqa: SLF001 - one module, one class
+
+
+os.register_at_fork(after_in_child=_after_fork)

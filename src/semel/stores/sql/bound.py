@@ -1,0 +1,141 @@
+"""A ledger bound to the caller's transaction.
+
+`complete` is an UPDATE by fence in the caller's session: the record and the business rows are
+committed together or not at all, and a crash leaves only a lease. `claim`, `renew`, `note` and
+`release` are committed at once on the store's own connections, so that others see a running claim
+and learn that it is busy without waiting for the session.
+
+A claim that is no longer current must not let its business rows through: the session is rolled
+back before the answer is `Lost`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy import exc, orm
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+from semel.colour import ASYNC, SYNC, Colour
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.ports import StoreLedger
+from semel.stores import rules
+from semel.stores.rules import Completing
+from semel.stores.sql import fenced, generic
+from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.ledger import SQLLedger
+from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
+from semel.values import Claim, Kept, Lost, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from semel.stores.sql import SQLStore
+
+Session: TypeAlias = (
+    orm.Session
+    | orm.scoped_session[Any]
+    | sa.Connection
+    | AsyncSession
+    | async_scoped_session[Any]
+    | AsyncConnection
+)
+
+_ASYNC = (AsyncSession, async_scoped_session, AsyncConnection)
+
+
+class BoundStore:
+    """A store for one session. It holds nothing of its own: closing it does nothing."""
+
+    def __init__(self, store: SQLStore, session: Session) -> None:
+        self._session = session
+        self._colour = ASYNC if isinstance(session, _ASYNC) else SYNC
+        self._ledger = _bound(store.ledger(self._colour), session)
+
+    def ledger(self, colour: Colour) -> StoreLedger:
+        if colour.name != self._colour.name:
+            raise SettingsError(
+                f"this store is bound to {type(self._session).__name__}, which serves "
+                f"{self._colour.name} code; bind it to a session of the {colour.name} colour"
+            )
+        return self._ledger
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _bound(ledger: Any, session: Session) -> BoundLedger:
+    return BoundLedger(ledger, session)
+
+
+class BoundLedger:
+    """The store's own ledger, except for `complete`."""
+
+    def __init__(self, ledger: SQLLedger, session: Session) -> None:
+        self._ledger = ledger
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
+        op = Completing(claim, outcome)
+        try:
+            link = await self._link()
+            if await fenced.complete(link, op) or await _repeated(link, op):
+                return Kept()
+        except exc.SQLAlchemyError as error:
+            raise StoreUnavailableError(
+                f"the outcome of key {claim.key.text!r} could not be written in the session's "
+                f"transaction: {getattr(error, 'orig', None) or error}; roll it back and try again"
+            ) from error
+        await self._roll_back()
+        return await self._ledger.run(lambda own: _refusal(own, op))
+
+    async def _link(self) -> Link:
+        if isinstance(self._session, AsyncConnection | sa.Connection):
+            connection: Any = self._session
+        elif isinstance(self._session, AsyncSession | async_scoped_session):
+            connection = await self._session.connection()
+        else:
+            connection = self._session.connection()
+        _refuse_autocommit(connection)
+        dialect = dialect_named(connection.dialect.name, connection.dialect.paramstyle)
+        kind = AsyncBoundLink if isinstance(connection, AsyncConnection) else BoundLink
+        return kind(connection, dialect)
+
+    async def _roll_back(self) -> None:
+        rolled_back = self._session.rollback()
+        if rolled_back is not None:
+            await rolled_back
+
+
+def _refuse_autocommit(connection: Any) -> None:
+    level = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    sync = getattr(connection, "sync_connection", None) or connection
+    if sync.get_execution_options().get("isolation_level", level) == "AUTOCOMMIT":
+        raise SettingsError(
+            "the session is in AUTOCOMMIT mode, so there is no transaction to bind to; give it an "
+            "engine with another isolation level"
+        )
+
+
+async def _repeated(link: Link, op: Completing) -> bool:
+    """Was this very outcome recorded before, perhaps in this transaction?"""
+    now_us, row = await generic.read_one(link, op.claim.key.id)
+    verdict, changed = rules.complete(row, op, now_us)
+    return isinstance(verdict, Kept) and changed is None
+
+
+async def _refusal(own: Link, op: Completing) -> Lost:
+    """Who has it now, as committed."""
+    now_us, row = await generic.read_one(own, op.claim.key.id)
+    verdict, changed = rules.complete(row, op, now_us)
+    if changed is not None:
+        raise SettingsError(
+            "the session's snapshot is older than the claim, so its transaction cannot see the "
+            "record; claim before the session's first statement, or use READ COMMITTED"
+        )
+    return verdict if isinstance(verdict, Lost) else Lost(op.outcome)

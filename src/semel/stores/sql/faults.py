@@ -1,0 +1,130 @@
+"""What a driver's error means for us.
+
+Passing trouble (a deadlock, a lock not had in time, a serialization failure, a busy file) is tried
+again and never becomes an answer. After a broken connection nobody knows whether the statement
+took effect; every verb can be repeated, so it is, once. The rest leaves as
+`StoreUnavailableError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from typing import Any
+
+from sqlalchemy import exc
+
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
+
+
+class BrokenError(Exception):
+    """The connection is gone; the driver's error is the cause."""
+
+
+class NoTableError(SettingsError):
+    """The schema is not there."""
+
+
+class Fault(enum.Enum):
+    """What to do about it."""
+
+    AGAIN = "passing trouble: the statement had no effect, try again"
+    GONE = "the connection is gone: connect anew and repeat"
+    TAKEN = "somebody else inserted the row first"
+    NO_TABLE = "there is no such table"
+    OTHER = "the store cannot answer"
+
+
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+SQLSTATES = {
+    "40001": Fault.AGAIN,  # serialization_failure
+    "40P01": Fault.AGAIN,  # deadlock_detected
+    "55P03": Fault.AGAIN,  # lock_not_available
+    "23505": Fault.TAKEN,  # unique_violation
+    "42P01": Fault.NO_TABLE,  # undefined_table
+    "57P01": Fault.GONE,  # admin_shutdown
+    "57P02": Fault.GONE,  # crash_shutdown
+    "25006": Fault.GONE,  # read_only_sql_transaction: this was the primary before a failover
+}
+
+# https://mariadb.com/kb/en/mariadb-error-codes/
+MYSQL_CODES = {
+    1205: Fault.AGAIN,  # lock wait timeout
+    1213: Fault.AGAIN,  # deadlock
+    1020: Fault.AGAIN,  # record has changed since last read, innodb_snapshot_isolation
+    3572: Fault.AGAIN,  # NOWAIT is set
+    1062: Fault.TAKEN,  # duplicate entry
+    1146: Fault.NO_TABLE,
+    1053: Fault.GONE,  # server shutdown in progress
+    1290: Fault.GONE,  # --read-only: this was the primary before a failover
+    1836: Fault.GONE,  # running in read-only mode
+    1927: Fault.GONE,  # connection was killed
+    2006: Fault.GONE,  # server has gone away
+    2013: Fault.GONE,  # lost connection during query
+    2014: Fault.GONE,  # commands out of sync
+    2055: Fault.GONE,  # lost connection, system error
+    4031: Fault.GONE,  # disconnected by the server because of inactivity
+}
+
+# The low byte of https://www.sqlite.org/rescode.html
+SQLITE_CODES = {5: Fault.AGAIN, 6: Fault.AGAIN}  # BUSY, LOCKED
+SQLITE_TAKEN = (1555, 2067)  # CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE
+
+# Six tries with these pauses give a deadlock storm a good second to pass.
+TRIES = 6
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.5
+
+
+def pause_s(turn: int) -> float:
+    """How long to wait after so many tries; jittered, so that two losers part."""
+    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**turn)
+    return random.uniform(longest / 2, longest)  # noqa: S311 - nobody gains by guessing it
+
+
+def fault_of(error: BaseException) -> Fault:
+    if isinstance(error, BrokenError):
+        return Fault.GONE
+    if isinstance(error, exc.DBAPIError):
+        if error.connection_invalidated:
+            return Fault.GONE
+        error = error.orig or error
+    if isinstance(error, OSError | EOFError):
+        return Fault.GONE
+    if hasattr(error, "sqlite_errorcode"):
+        return _sqlite_fault(error)
+    # PyMySQL's errors have an SQLSTATE too, but it says less than their number.
+    if error.args and isinstance(error.args[0], int):
+        return MYSQL_CODES.get(error.args[0], Fault.OTHER)
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return SQLSTATES.get(str(sqlstate), Fault.OTHER)
+
+
+def _sqlite_fault(error: Any) -> Fault:
+    code: int = error.sqlite_errorcode
+    if code in SQLITE_TAKEN:
+        return Fault.TAKEN
+    if "no such table" in str(error):
+        return Fault.NO_TABLE
+    return SQLITE_CODES.get(code & 0xFF, Fault.OTHER)
+
+
+def no_table(where: str) -> NoTableError:
+    return NoTableError(
+        f"there is no table idempotency in {where}; run `semel db init URL`, "
+        "or open the store with SQLStore(..., create=True)"
+    )
+
+
+def unavailable(where: str, error: BaseException) -> SemelError:
+    """The error to raise when trying again did not help."""
+    if isinstance(error, SemelError):
+        return error
+    if fault_of(error) is Fault.NO_TABLE:
+        return no_table(where)
+    if isinstance(error, BrokenError):
+        error = error.__cause__ or error
+    said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    return StoreUnavailableError(
+        f"{where} did not answer: {said}; check that the server is up and takes connections"
+    )

@@ -1,0 +1,141 @@
+"""Complete and renew in one statement, by fence.
+
+A holder that is still the current one needs no read first: the statement itself checks attempt
+and fence. When it matches nothing, `generic` reads the row and the rules say why. The same
+`COMPLETE` is what a bound ledger runs inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from semel.stores import rules
+from semel.stores.rules import Completing, Operation, Renewing
+from semel.stores.sql import generic
+from semel.stores.sql.links import Link, Params
+from semel.stores.sql.rows import split, stored_text
+from semel.values import Claim, Kept, State
+
+Fenced: TypeAlias = Completing | Renewing
+
+CURRENT = "id = ? AND attempt = ? AND fence = ? AND state IN ('PENDING', 'UNKNOWN')"
+COMPLETE = (
+    "UPDATE idempotency SET outcome = ?, status_code = ?, response = {json}, body = ?, "  # noqa: S608
+    f"state = 'COMPLETED', completed_at = {{now}}, expires_at = {{later}} WHERE {CURRENT}"
+)
+RENEW = (
+    "UPDATE idempotency SET state = ?, lease_until = {later}, expires_at = {later} "  # noqa: S608
+    f"WHERE {CURRENT}"
+)
+
+
+def is_fenced(op: Operation) -> bool:
+    """A claim without a fence ("whatever this attempt got") has to be looked up first."""
+    return isinstance(op, Completing | Renewing) and op.claim.fence != 0
+
+
+async def change(link: Link, ops: Sequence[Fenced]) -> list[Any]:
+    """The answers to these operations, which are all of one kind."""
+    matched = await _many(link, ops) if len(ops) > 1 else await _one(link, ops[0])
+    return [Kept()] * len(ops) if matched == len(ops) else await generic.perform(link, ops)
+
+
+async def complete(link: Link, op: Completing) -> bool:
+    """False when the claim is not the current one, or has an outcome already."""
+    return await link.change(COMPLETE, _complete_params(link, op)) == 1
+
+
+async def _one(link: Link, op: Fenced) -> int:
+    return await link.change(*_statement(link, op))
+
+
+def _statement(link: Link, op: Fenced) -> tuple[str, Params]:
+    if isinstance(op, Completing):
+        return COMPLETE, _complete_params(link, op)
+    return RENEW, _renew_params(link, op)
+
+
+def _complete_params(link: Link, op: Completing) -> Params:
+    dialect = link.dialect
+    ends = dialect.later_param(_ttl_us(op.claim))
+    response, body = split(op.outcome)
+    said = (op.outcome.kind, op.outcome.status, response, body)
+    return [*said, *dialect.now_param(), ends, *_current_params(op.claim)]
+
+
+def _renew_params(link: Link, op: Renewing) -> Params:
+    later = link.dialect.later_param
+    lease_us, expires_us = _lease(op)
+    return [_state(op), later(lease_us), later(expires_us), *_current_params(op.claim)]
+
+
+def _current_params(claim: Claim) -> list[Any]:
+    return [claim.key.id, stored_text(claim.attempt), claim.fence]
+
+
+def _ttl_us(claim: Claim) -> int | None:
+    return None if claim.terms.ttl_s is None else rules.micros(claim.terms.ttl_s)
+
+
+def _state(op: Renewing) -> str:
+    return (State.UNKNOWN if op.lease_s == 0 else State.PENDING).value
+
+
+def _lease(op: Renewing) -> tuple[int, int | None]:
+    """When the lease ends and when the row expires, in microseconds from now."""
+    lease_us, ttl_us = rules.micros(op.lease_s), _ttl_us(op.claim)
+    return lease_us, None if ttl_us is None or op.claim.terms.hold else lease_us + ttl_us
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+async def _many(link: Link, ops: Sequence[Fenced]) -> int:
+    """How many of them were current."""
+    ops = sorted(ops, key=lambda op: op.claim.key.id)
+    if link.dialect.name == "mysql":
+        return await _joined(link, ops)
+    statement = _statement(link, ops[0])[0]
+    async with generic.transaction(link):
+        return await link.change_each(statement, [_statement(link, op)[1] for op in ops])
+
+
+JOIN = (
+    "UPDATE idempotency AS r JOIN ({values}) AS v ON r.id = v.id AND r.attempt = v.attempt "
+    "AND r.fence = v.fence AND r.state IN ('PENDING', 'UNKNOWN') SET "
+)
+JOIN_COMPLETE = JOIN + (
+    "r.outcome = v.outcome, r.status_code = v.status, r.response = v.response, r.body = v.body, "
+    "r.state = 'COMPLETED', r.completed_at = {now}, "
+    "r.expires_at = {now} + INTERVAL v.ttl MICROSECOND"
+)
+JOIN_RENEW = JOIN + (
+    "r.state = v.state, r.lease_until = {now} + INTERVAL v.lease MICROSECOND, "
+    "r.expires_at = {now} + INTERVAL v.expires MICROSECOND"
+)
+COMPLETE_COLUMNS = ("id", "attempt", "fence", "outcome", "status", "response", "body", "ttl")
+RENEW_COLUMNS = ("id", "attempt", "fence", "state", "lease", "expires")
+
+
+async def _joined(link: Link, ops: Sequence[Fenced]) -> int:
+    """MariaDB answers one statement over many rows much sooner than many statements."""
+    completing = isinstance(ops[0], Completing)
+    columns = COMPLETE_COLUMNS if completing else RENEW_COLUMNS
+    first = f"SELECT {', '.join(f'? AS {c}' for c in columns)}"
+    rest = f" UNION ALL SELECT {', '.join('?' * len(columns))}"
+    statement = JOIN_COMPLETE if completing else JOIN_RENEW
+    params = [value for op in ops for value in _line(link, op)]
+    return await link.change(statement.replace("{values}", first + rest * (len(ops) - 1)), params)
+
+
+def _line(link: Link, op: Fenced) -> list[Any]:
+    """One line of the derived table."""
+    later = link.dialect.later_param
+    if isinstance(op, Completing):
+        response, body = split(op.outcome)
+        said = [op.outcome.kind, op.outcome.status, response, body, later(_ttl_us(op.claim))]
+    else:
+        lease_us, expires_us = _lease(op)
+        said = [_state(op), later(lease_us), later(expires_us)]
+    return [*_current_params(op.claim), *said]

@@ -1,0 +1,187 @@
+"""Read, decide, write if unchanged: the ledger on any database.
+
+Each operation reads its row without a lock, together with the store's clock, lets `rules` decide,
+and writes the new row only where the old one still stands (attempt, fence, state and lease
+unchanged). Whoever finds it changed reads again. So nobody waits for a row lock to learn that
+something is running or done, and a replay writes nothing.
+
+A batch is the same with many rows: one read, the rules in order over the rows in memory, one
+transaction of writes in the order of the ids, all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from semel.errors import CorruptRecordError
+from semel.stores import rules
+from semel.stores.rules import Operation, Row, key_of
+from semel.stores.sql.faults import Fault, fault_of
+from semel.stores.sql.links import Link
+from semel.stores.sql.rows import COLUMNS, row_of, stored_text, values_of
+
+AGAIN: Any = object()
+"""Instead of an answer: the row was changed meanwhile, or is locked; ask again."""
+
+# A batch that lost its race this often is handed back, to be asked again by its callers.
+TURNS = 4
+
+# A new row is a claim: it has no outcome, no steps and no past yet.
+LATER = ["response", "body", "outcome", "status_code", "steps", "past", "error", "completed_at"]
+NEW = tuple(c for c in COLUMNS if c not in LATER)
+NEW_AT = tuple(COLUMNS.index(c) for c in NEW)
+SETS = ", ".join(f"{c} = {{json}}" if c == "response" else f"{c} = ?" for c in COLUMNS[1:])
+UNCHANGED = "id = ? AND attempt = ? AND fence = ? AND state = ? AND lease_until = ?"
+UPDATE = f"UPDATE idempotency SET {SETS} WHERE {UNCHANGED}"  # noqa: S608
+DELETE = f"DELETE FROM idempotency WHERE {UNCHANGED}"  # noqa: S608
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def reading(link: Link, where: str) -> str:
+    """Select the clock, and the rows if there are any: always at least one line."""
+    columns = ", ".join(link.dialect.response if c == "response" else c for c in COLUMNS)
+    return (
+        f"SELECT {{now}}, {columns} FROM (SELECT 1 AS one) AS here "  # noqa: S608
+        f"LEFT JOIN idempotency ON {where}"
+    )
+
+
+async def read(link: Link, ids: Sequence[bytes]) -> tuple[int, dict[bytes, Row | Exception]]:
+    """The store's time, and the rows with these ids; an error where one cannot be read."""
+    where = "id = ?" if len(ids) == 1 else f"id IN ({', '.join('?' * len(ids))})"
+    lines = await link.fetch(reading(link, where), (*link.dialect.now_param(), *ids))
+    return link.dialect.micros(lines[0][0]), rows_in(link, lines)
+
+
+def rows_in(link: Link, lines: Sequence[Any]) -> dict[bytes, Row | Exception]:
+    found: dict[bytes, Row | Exception] = {}
+    for line in lines:
+        if line[1] is not None:
+            found[bytes(line[1])] = _row_or_error(line[1:], link)
+    return found
+
+
+def _row_or_error(values: Sequence[Any], link: Link) -> Row | Exception:
+    try:
+        return row_of(values, link.dialect)
+    except CorruptRecordError as error:
+        return error
+
+
+async def read_one(link: Link, id: bytes) -> tuple[int, Row | None]:
+    now_us, found = await read(link, [id])
+    row = found.get(id)
+    if isinstance(row, Exception):
+        raise row
+    return now_us, row
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def unchanged(row: Row, link: Link) -> list[Any]:
+    """The values of `UNCHANGED`."""
+    stamp = link.dialect.stamp(row.lease_us)
+    return [row.key.id, stored_text(row.attempt), row.fence, row.state, stamp]
+
+
+async def insert(link: Link, rows: Sequence[Row]) -> bool:
+    """Insert all of them; False, and nothing inserted, when one is there already."""
+    groups = ", ".join([f"({', '.join('?' * len(NEW))})"] * len(rows))
+    statement = f"INSERT INTO idempotency ({', '.join(NEW)}) VALUES {groups}"  # noqa: S608
+    values = [line[i] for row in rows for line in (values_of(row, link.dialect),) for i in NEW_AT]
+    try:
+        await link.change(statement, values)
+    except Exception as error:
+        if fault_of(error) is Fault.TAKEN:
+            return False
+        raise
+    return True
+
+
+async def update(link: Link, before: Row, after: Row) -> bool:
+    """Write the row if it is still as it was."""
+    params = [*values_of(after, link.dialect)[1:], *unchanged(before, link)]
+    return await link.change(UPDATE, params) == 1
+
+
+async def delete(link: Link, row: Row) -> bool:
+    return await link.change(DELETE, unchanged(row, link)) == 1
+
+
+@asynccontextmanager
+async def transaction(link: Link) -> AsyncIterator[None]:
+    """All or nothing. After an error on COMMIT nobody knows which; the caller reads again."""
+    await link.change(link.dialect.begin)
+    try:
+        yield
+        await link.change("COMMIT")
+    except Exception:
+        await link.change("ROLLBACK")
+        raise
+
+
+class Race(Exception):  # noqa: N818 - says what happened, and never leaves this module
+    """A row was not as it was read."""
+
+
+async def write(link: Link, before: dict[bytes, Row], after: dict[bytes, Row]) -> bool:
+    """Write all changed rows, or none of them."""
+    new = [after[id] for id in sorted(after) if id not in before]
+    old = [(before[id], after[id]) for id in sorted(after) if id in before]
+    if not old:
+        return not new or await insert(link, new)
+    if not new and len(old) == 1:
+        return await update(link, *old[0])
+    try:
+        async with transaction(link):
+            await _write_all(link, new, old)
+    except Race:
+        return False
+    return True
+
+
+async def _write_all(link: Link, new: Sequence[Row], old: Sequence[tuple[Row, Row]]) -> None:
+    if new and not await insert(link, new):
+        raise Race
+    for before, after in old:
+        if not await update(link, before, after):
+            raise Race
+
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
+    """The answers, in order; `AGAIN` for those that met somebody else too often."""
+    ids = sorted({key_of(op).id for op in ops})
+    for _ in range(TURNS):
+        now_us, found = await read(link, ids)
+        answers, after = decide(ops, found, now_us)
+        before = {id: row for id, row in found.items() if isinstance(row, Row)}
+        if await write(link, before, after):
+            return answers
+    return [AGAIN] * len(ops)
+
+
+def decide(
+    ops: Sequence[Operation], found: dict[bytes, Row | Exception], now_us: int
+) -> tuple[list[Any], dict[bytes, Row]]:
+    """What each operation is answered, one after another, and the rows to write."""
+    answers: list[Any] = []
+    after: dict[bytes, Row] = {}
+    for op in ops:
+        id = key_of(op).id
+        row = after.get(id) or found.get(id)
+        if isinstance(row, Exception):
+            answers.append(row)
+            continue
+        answer, changed = rules.apply(row, op, now_us)
+        answers.append(answer)
+        if changed is not None:
+            after[id] = changed
+    return answers, after

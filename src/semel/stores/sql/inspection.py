@@ -1,0 +1,175 @@
+"""Looking into the ledger, settling what it cannot settle by itself, and sweeping it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semel.stores import rules
+from semel.stores.sql import generic
+from semel.stores.sql.links import Link
+from semel.stores.sql.rows import (
+    COLUMNS,
+    TENANT_CHARS,
+    original_text,
+    row_of,
+    shortened,
+    stored_text,
+)
+from semel.values import Outcome, Record, State
+
+# Rows per DELETE: few enough that no lock lasts long enough to be felt by a claim.
+SWEEP_CHUNK = 500
+
+# Rows that a listing reads at a time while it looks for the ones that are wanted.
+PAGE = 200
+
+
+async def look(link: Link, id: bytes) -> Record | None:
+    now_us, row = await generic.read_one(link, id)
+    if row is None or rules.expired(row, now_us):
+        return None
+    return rules.record(row, now_us)
+
+
+# --- listing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records a listing includes."""
+
+    tenant: str | None
+    operation: str | None
+    state: State | None
+
+    def conditions(self) -> list[tuple[str, str]]:
+        """What the database can tell; the rules have the last word."""
+        found = []
+        if self.tenant is not None:
+            found.append(("tenant_id = ?", shortened(self.tenant, TENANT_CHARS)))
+        if self.operation is not None:
+            found.append(("operation = ?", stored_text(self.operation)))
+        if self.state in {State.COMPLETED, State.FAILED}:
+            found.append(("state = ?", str(self.state)))
+        elif self.state is not None:  # a held row whose lease ran out is seen as UNKNOWN
+            found.append(("state <> ?", "COMPLETED"))
+        return found
+
+    def includes(self, record: Record) -> bool:
+        tenant = self.tenant
+        if tenant is not None:
+            tenant = original_text(shortened(tenant, TENANT_CHARS))
+        return rules.wanted(record, tenant, self.operation, self.state)
+
+
+async def records(link: Link, wanted: Wanted, limit: int, after: bytes | None) -> Sequence[Record]:
+    found: list[Record] = []
+    while len(found) < limit:
+        page = await _page(link, wanted, after, PAGE)
+        found += [r for r, seen in page if seen and wanted.includes(r)]
+        if len(page) < PAGE:
+            break
+        after = page[-1][0].key.id
+    return found[:limit]
+
+
+async def _page(
+    link: Link, wanted: Wanted, after: bytes | None, size: int
+) -> list[tuple[Record, bool]]:
+    """The next records by id, each with whether it has not expired."""
+    where: list[tuple[str, Any]] = [("id > ?", after)] if after is not None else []
+    where += wanted.conditions()
+    columns = ", ".join(link.dialect.response if c == "response" else c for c in COLUMNS)
+    lines = await link.fetch(
+        f"SELECT {{now}}, {columns} FROM idempotency "  # noqa: S608
+        + (f"WHERE {' AND '.join(text for text, _ in where)} " if where else "")
+        + f"ORDER BY id LIMIT {size}",
+        (*link.dialect.now_param(), *(value for _, value in where)),
+    )
+    return [_seen(link, line) for line in lines]
+
+
+def _seen(link: Link, line: Sequence[Any]) -> tuple[Record, bool]:
+    now_us, row = link.dialect.micros(line[0]), row_of(line[1:], link.dialect)
+    return rules.record(row, now_us), not rules.expired(row, now_us)
+
+
+# --- settling -----------------------------------------------------------------------------------
+
+
+async def resolve(
+    link: Link, id: bytes, fence: int, outcome: Outcome | None, ttl_s: float | None
+) -> bool:
+    while True:
+        now_us, before = await generic.read_one(link, id)
+        after = rules.resolve(before, fence, outcome, ttl_s, now_us)
+        if before is None or after is None:
+            return False
+        if await generic.update(link, before, after):
+            return True
+
+
+async def forget(link: Link, id: bytes, force: bool) -> bool:
+    while True:
+        now_us, row = await generic.read_one(link, id)
+        if row is None or not rules.forgettable(row, force, now_us):
+            return False
+        if await generic.delete(link, row):
+            return True
+
+
+# --- sweeping -----------------------------------------------------------------------------------
+
+EXPIRED = "SELECT id FROM idempotency WHERE expires_at <= {now} ORDER BY expires_at LIMIT ?"
+VANISHED = (
+    "UPDATE idempotency SET state = 'UNKNOWN' "
+    "WHERE expires_at IS NULL AND hold AND state = 'PENDING' AND lease_until <= {now}"
+)
+POSTGRES_SWEEP = """
+DELETE FROM idempotency WHERE id IN (
+    SELECT id FROM idempotency WHERE expires_at <= {now}
+    ORDER BY expires_at LIMIT ? FOR UPDATE SKIP LOCKED
+)
+"""
+POSTGRES_VANISHED = """
+UPDATE idempotency SET state = 'UNKNOWN' WHERE id IN (
+    SELECT id FROM idempotency WHERE hold AND state = 'PENDING' AND lease_until <= {now}
+    ORDER BY lease_until LIMIT ? FOR UPDATE SKIP LOCKED
+)
+"""
+
+
+async def sweep(link: Link, limit: int) -> int:
+    """Write down who vanished, then delete what expired, a chunk at a time."""
+    is_postgres = link.dialect.name == "postgresql"
+    if is_postgres:
+        await link.change(POSTGRES_VANISHED, (SWEEP_CHUNK,))
+    else:
+        await link.change(VANISHED, link.dialect.now_param())
+    swept = 0
+    while swept < limit:
+        size = min(SWEEP_CHUNK, limit - swept)
+        chunk = _sweep_postgres(link, size) if is_postgres else _sweep_by_id(link, size)
+        found, deleted = await chunk
+        swept += deleted
+        if found < size:
+            break
+    return swept
+
+
+async def _sweep_postgres(link: Link, size: int) -> tuple[int, int]:
+    deleted = await link.change(POSTGRES_SWEEP, (size,))
+    return deleted, deleted
+
+
+async def _sweep_by_id(link: Link, size: int) -> tuple[int, int]:
+    """Found without a lock, deleted by primary key if still expired: no range is ever locked."""
+    now = link.dialect.now_param()
+    ids = sorted(bytes(id) for (id,) in await link.fetch(EXPIRED, (*now, size)))
+    if not ids:
+        return 0, 0
+    marks = ", ".join("?" * len(ids))
+    statement = f"DELETE FROM idempotency WHERE id IN ({marks}) AND expires_at <= {{now}}"  # noqa: S608
+    return len(ids), await link.change(statement, (*ids, *now))

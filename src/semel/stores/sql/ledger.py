@@ -1,0 +1,265 @@
+"""The verbs over links: retried where that is safe, batched where many ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from semel.colour import ASYNC, SYNC, Colour
+from semel.errors import StoreUnavailableError
+from semel.stores import rules
+from semel.stores.batch import Batcher
+from semel.stores.rules import Claiming, Completing, Noting, Operation
+from semel.stores.sql import fenced, generic, inspection, postgres, schema
+from semel.stores.sql.faults import NoTableError, pause_s
+from semel.stores.sql.generic import AGAIN
+from semel.stores.sql.lines import AsyncLines, Lines, SyncLines, Work, carry
+from semel.stores.sql.links import Link
+from semel.stores.sql.promises import promises
+from semel.stores.verbs import Verbs
+from semel.values import Busy, Guarantees, Outcome, Record, State
+
+T = TypeVar("T")
+
+# How often an operation that was overtaken, or met a locked row, asks again: about a second.
+ASKS = 10
+
+# What a claim is told when the row it could have is locked by somebody's open transaction, most
+# likely the one that completes it.
+LOCKED_S = 0.1
+
+# The bytes of one batch: a quarter of MariaDB's default max_allowed_packet, because escaping may
+# double them.
+BATCH_BYTES = 4 * 1024 * 1024
+
+
+async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
+    """The answers of this link's database, in order."""
+    if link.dialect.name == "postgresql":
+        return await postgres.perform(link, ops)
+    answers: dict[int, Any] = {}
+    for group in _groups(ops):
+        chosen = [ops[i] for i in group]
+        work: Callable[[Link, Any], Awaitable[list[Any]]] = generic.perform
+        if fenced.is_fenced(chosen[0]):
+            work = fenced.change
+        answers.update(zip(group, await work(link, chosen), strict=True))
+    return [answers[i] for i in range(len(ops))]
+
+
+def _groups(ops: Sequence[Operation]) -> list[list[int]]:
+    """Completing, renewing, and all that has to be read first."""
+    groups: dict[Any, list[int]] = {}
+    for i, op in enumerate(ops):
+        groups.setdefault(type(op) if fenced.is_fenced(op) else None, []).append(i)
+    return list(groups.values())
+
+
+def _weight(op: Operation) -> int:
+    if isinstance(op, Completing):
+        return len(op.outcome.data)
+    return len(op.data) if isinstance(op, Noting) else 0
+
+
+def chunks(ops: Sequence[Operation]) -> list[list[Operation]]:
+    """The operations in pieces that fit into one statement."""
+    pieces: list[list[Operation]] = [[]]
+    size = 0
+    for op in ops:
+        size += _weight(op)
+        if size > BATCH_BYTES and pieces[-1]:
+            pieces.append([])
+            size = _weight(op)
+        pieces[-1].append(op)
+    return pieces
+
+
+class SQLLedger(Verbs):
+    """What both colours have in common. `create`: make the tables when they are missing."""
+
+    colour: Colour
+
+    def __init__(self, *, create: bool) -> None:
+        self._create = create
+
+    async def lines(self) -> Lines:
+        """Where people's verbs get their link."""
+        raise NotImplementedError
+
+    async def submit(self, op: Operation) -> Any:
+        """The answer to the operation, or `AGAIN`."""
+        raise NotImplementedError
+
+    async def run(self, work: Work[T]) -> T:
+        return await self.on(await self.lines(), work)
+
+    async def on(self, lines: Lines, work: Work[T]) -> T:
+        try:
+            return await carry(lines, work, self.colour)
+        except NoTableError:
+            if not self._create:
+                raise
+        await carry(lines, schema.create, self.colour)
+        return await carry(lines, work, self.colour)
+
+    async def perform(self, op: Operation) -> Any:
+        for turn in range(ASKS):
+            answer = await self.submit(op)
+            if answer is not AGAIN:
+                return answer
+            await self.colour.sleep(0 if turn == 0 else pause_s(turn))
+        if isinstance(op, Claiming):
+            return Busy(LOCKED_S)
+        raise StoreUnavailableError(
+            f"the record of key {rules.key_of(op).text!r} is locked by another transaction; "
+            "commit or roll back what holds it"
+        )
+
+    # --- for people ---------------------------------------------------------------------------
+
+    async def sweep(self, limit: int = 1000) -> int:
+        return await self.run(lambda link: inspection.sweep(link, limit))
+
+    async def look(self, id: bytes) -> Record | None:
+        return await self.run(lambda link: inspection.look(link, id))
+
+    async def records(
+        self,
+        *,
+        tenant: str | None = None,
+        operation: str | None = None,
+        state: State | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[Record]:
+        wanted = inspection.Wanted(tenant, operation, state)
+        return await self.run(lambda link: inspection.records(link, wanted, limit, after))
+
+    async def resolve(
+        self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
+    ) -> bool:
+        return await self.run(lambda link: inspection.resolve(link, id, fence, outcome, ttl_s))
+
+    async def forget(self, id: bytes, *, force: bool = False) -> bool:
+        return await self.run(lambda link: inspection.forget(link, id, force))
+
+    async def guarantees(self) -> Guarantees:
+        return await self.run(promises)
+
+
+class SyncLedger(SQLLedger):
+    """One statement at a time, on the caller's thread."""
+
+    colour = SYNC
+
+    def __init__(self, lines: SyncLines, *, create: bool) -> None:
+        super().__init__(create=create)
+        self._lines = lines
+
+    async def lines(self) -> SyncLines:
+        return self._lines
+
+    async def submit(self, op: Operation) -> Any:
+        answer = (await self.run(lambda link: perform(link, [op])))[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class AsyncLedger(SQLLedger):
+    """Many operations at a time: one home per event loop, opened by `open_lines`."""
+
+    colour = ASYNC
+
+    def __init__(self, open_lines: Callable[[], AsyncLines], *, create: bool) -> None:
+        super().__init__(create=create)
+        self._open_lines = open_lines
+        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
+
+    async def home(self) -> Home:
+        loop = asyncio.get_running_loop()
+        if loop not in self._homes:
+            self._leave_closed()
+            self._homes[loop] = await Home.settle(self._open_lines, self.on)
+        return self._homes[loop]
+
+    async def lines(self) -> AsyncLines:
+        return (await self.home()).lines
+
+    async def submit(self, op: Operation) -> Any:
+        return await (await self.home()).submit(op)
+
+    def _leave_closed(self) -> None:
+        for loop in [loop for loop in self._homes if loop.is_closed()]:
+            self._homes.pop(loop).abandon()
+
+    async def close(self) -> None:
+        self._leave_closed()
+        home = self._homes.pop(asyncio.get_running_loop(), None)
+        if home is not None:
+            await home.close()
+
+    def forked(self) -> list[Home]:
+        """Start over without the parent's connections, which the caller must not let die."""
+        homes, self._homes = list(self._homes.values()), {}
+        return homes
+
+
+class Home:
+    """What the async colour has on one event loop: batchers, each with a link of its own.
+
+    Claims and changes go out side by side, so that the database works on one while the answers
+    to the other are handed out.
+    """
+
+    def __init__(self, open_lines: Callable[[], AsyncLines], on: Any) -> None:
+        self.lines = open_lines()
+        self._all = [self.lines]
+        self._claims = self._batcher(open_lines, on)
+        # SQLite has one writer: two links of one process would only wait for each other.
+        alone = self.lines.dialect.name == "sqlite"
+        self._changes = self._claims if alone else self._batcher(open_lines, on)
+
+    def _batcher(self, open_lines: Callable[[], AsyncLines], on: Any) -> Batcher[Operation]:
+        lines = open_lines()
+        self._all.append(lines)
+
+        async def run(ops: Sequence[Operation]) -> list[Any]:
+            answers: list[Any] = []
+            for piece in chunks(ops):
+                answers += await on(lines, lambda link, piece=piece: perform(link, piece))
+            return answers
+
+        return Batcher(run)
+
+    @classmethod
+    async def settle(cls, open_lines: Callable[[], AsyncLines], on: Any) -> Home:
+        home = cls(open_lines, on)
+        home._resident = home._stay()
+        await anext(home._resident)
+        return home
+
+    _resident: AsyncGenerator[None, None]
+
+    async def _stay(self) -> AsyncGenerator[None, None]:
+        """Closes the links when the event loop ends: `asyncio.run` closes every generator then."""
+        try:
+            yield
+        finally:
+            await self._close_links()
+
+    def submit(self, op: Operation) -> asyncio.Future[Any]:
+        batcher = self._claims if isinstance(op, Claiming) else self._changes
+        return batcher.submit(op)
+
+    async def close(self) -> None:
+        await self._resident.aclose()
+
+    async def _close_links(self) -> None:
+        for lines in self._all:
+            await lines.close()
+
+    def abandon(self) -> None:
+        for lines in self._all:
+            lines.abandon()

@@ -1,0 +1,314 @@
+"""Where links come from: engines, opened for each colour and each event loop.
+
+Opened by URL, a store has engines of its own: one for the sync colour, and one per event loop for
+the async colour, because a pool's connections cannot leave their loop. Given an engine, it takes
+connections from that engine's pool, one piece of work at a time, in autocommit mode, and gives
+them back as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool, QueuePool
+
+from semel.colour import Colour
+from semel.errors import SettingsError
+from semel.stores.sql.dialects import Dialect, dialect_named
+from semel.stores.sql.faults import TRIES, BrokenError, Fault, fault_of, pause_s, unavailable
+from semel.stores.sql.links import AsyncLink, AsyncPsycopgLink, Link, PsycopgLink, SyncLink
+
+T = TypeVar("T")
+Work = Callable[[Link], Awaitable[T]]
+
+# How long to wait for a connection to be made before the store counts as unavailable.
+CONNECT_WITHIN_S = 10
+
+# A claim in flight on each of 32 threads, and as many again in a burst.
+POOL = {"pool_size": 32, "max_overflow": 32}
+
+
+# --- URLs ---------------------------------------------------------------------------------------
+
+DRIVERS = {
+    "postgresql": (("psycopg",), ("psycopg",), "postgres"),
+    "mysql": (("pymysql",), ("asyncmy", "aiomysql"), "mysql"),
+    "mariadb": (("pymysql",), ("asyncmy", "aiomysql"), "mysql"),
+    "sqlite": (("pysqlite",), ("aiosqlite",), "sql"),
+}
+"""Per database: the drivers of the sync colour, of the async colour, and the extra with both."""
+
+
+def parse(text: str) -> URL:
+    """The URL without a driver; which one serves a colour is ours to say."""
+    try:
+        url = make_url(text.replace("postgres://", "postgresql://", 1))
+    except exc.ArgumentError as error:
+        raise SettingsError(
+            f"{text!r} is not a database URL; write postgresql://, mysql://, mariadb:// or "
+            "sqlite:///path.db"
+        ) from error
+    dialect_named(url.get_backend_name())
+    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
+        raise SettingsError(
+            "an SQLite database in memory belongs to one connection; write sqlite:///path.db, "
+            "or use MemoryStore()"
+        )
+    return url.set(drivername=url.get_backend_name())
+
+
+def with_driver(url: URL, colour: str) -> URL:
+    sync, asynchronous, extra = DRIVERS[url.drivername]
+    names = sync if colour == "sync" else asynchronous
+    for name in names:
+        if name == "pysqlite" or find_spec(name) is not None:
+            return url.set(drivername=f"{url.drivername}+{name}")
+    raise SettingsError(f"{names[0]} is not installed: pip install 'semel[{extra}]'")
+
+
+def _connect_args(url: URL) -> dict[str, Any]:
+    match url.drivername:
+        case "postgresql":
+            return {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_WITHIN_S}
+        case "mysql" | "mariadb":
+            return {"connect_timeout": CONNECT_WITHIN_S, "init_command": MYSQL_SESSION}
+    return {"timeout": CONNECT_WITHIN_S}
+
+
+# Strict: a value that does not fit is an error, never cut. READ COMMITTED: no gap locks, which
+# are what makes inserts of different keys deadlock. Nobody waits long for a row: see `fenced`.
+MYSQL_SESSION = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1, "
+    "tx_isolation = 'READ-COMMITTED'"
+)
+
+# A plan made while the table was small may scan it, and stays cached while it grows.
+POSTGRES_SESSION = (
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+)
+
+SQLITE_SESSION = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+
+
+def open_engine(url: URL) -> sa.Engine:
+    engine = sa.create_engine(
+        with_driver(url, "sync"), poolclass=QueuePool, **POOL, **_settings(url)
+    )
+    _on_connect(engine, url.drivername)
+    return engine
+
+
+def open_async_engine(url: URL) -> AsyncEngine:
+    if find_spec("greenlet") is None:
+        raise SettingsError("greenlet is not installed: pip install 'semel[sql]'")
+    engine = create_async_engine(with_driver(url, "async"), poolclass=NullPool, **_settings(url))
+    _on_connect(engine.sync_engine, url.drivername)
+    return engine
+
+
+def _settings(url: URL) -> dict[str, Any]:
+    """Everything is autocommit, so there is nothing to roll back when a link is given back."""
+    return {
+        "isolation_level": "AUTOCOMMIT",
+        "pool_reset_on_return": None,
+        "connect_args": _connect_args(url),
+    }
+
+
+def _on_connect(engine: sa.Engine, database: str) -> None:
+    statements = {"postgresql": (POSTGRES_SESSION,), "sqlite": SQLITE_SESSION}.get(database, ())
+
+    @event.listens_for(engine, "connect")
+    def prepare(dbapi: Any, _: Any) -> None:
+        cursor = dbapi.cursor()
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.close()
+        if database == "postgresql":
+            dbapi.commit()
+
+
+def place(url: URL) -> str:
+    """The database as it may be named in an error: without user and password."""
+    scheme = url.get_backend_name()
+    return URL.create(
+        scheme, host=url.host, port=url.port, database=url.database
+    ).render_as_string()
+
+
+# --- carrying work out --------------------------------------------------------------------------
+
+
+class Lines(Protocol):
+    """Runs a piece of work on a link."""
+
+    dialect: Dialect
+    where: str
+    errors: tuple[type[Exception], ...]
+
+    async def use(self, work: Work[T]) -> T:
+        """Run it once. A connection that broke is not used again, and leaves as `BrokenError`."""
+        ...
+
+
+async def carry(lines: Lines, work: Work[T], colour: Colour) -> T:
+    """Run the work: again after passing trouble, once more after a broken connection."""
+    reconnected = False
+    for turn in range(TRIES):
+        try:
+            return await lines.use(work)
+        except lines.errors as error:
+            fault = fault_of(error)
+            if turn == TRIES - 1 or fault not in PASSING or (reconnected and fault is Fault.GONE):
+                raise unavailable(lines.where, error) from error
+            reconnected = reconnected or fault is Fault.GONE
+            if fault is Fault.AGAIN:
+                await colour.sleep(pause_s(turn))
+    raise AssertionError("the last turn returns or raises")
+
+
+PASSING = (Fault.AGAIN, Fault.GONE)
+
+
+class _Engine:
+    """What the links of one engine have in common."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.where = place(engine.url)
+        self.is_psycopg = engine.dialect.driver in {"psycopg", "psycopg_async"}
+        style = "psycopg" if self.is_psycopg else engine.dialect.paramstyle
+        self.dialect = dialect_named(engine.dialect.name, style)
+        dbapi: Any = engine.dialect.loaded_dbapi
+        self.errors: tuple[type[Exception], ...] = (
+            exc.SQLAlchemyError,
+            dbapi.Error,
+            OSError,
+            EOFError,
+            BrokenError,
+        )
+
+    def broke(self, error: Exception, connection: sa.Connection) -> bool:
+        if self.is_psycopg:
+            driver: Any = connection.connection.driver_connection
+            return bool(driver is None or driver.closed)
+        if fault_of(error) is Fault.GONE:
+            return True
+        dbapi: Any = connection.connection
+        return self.engine.dialect.is_disconnect(error, dbapi, None)  # type: ignore[arg-type]
+
+
+class SyncLines(_Engine):
+    """Links from a sync engine's pool."""
+
+    def __init__(self, engine: sa.Engine, *, own: bool) -> None:
+        super().__init__(engine)
+        self._own = own
+
+    async def use(self, work: Work[T]) -> T:
+        with self.engine.connect() as connection:
+            try:
+                return await work(self._link(connection))
+            except self.errors as error:
+                if not self.broke(error, connection):
+                    raise
+                self._drop(connection)
+                raise BrokenError from error
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    connection.invalidate()  # interrupted in the middle of an answer
+                raise
+
+    def _link(self, connection: sa.Connection) -> Link:
+        if not self._own:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+        if self.is_psycopg:
+            return PsycopgLink(connection.connection.driver_connection, self.dialect)
+        return SyncLink(connection, self.dialect)
+
+    def _drop(self, connection: sa.Connection) -> None:
+        """When one connection broke, the others in the pool are likely to be broken too."""
+        connection.invalidate()
+        self.engine.dispose()
+
+
+class AsyncLines(_Engine):
+    """Links from an async engine's pool, or, when it is our own, one link that is kept.
+
+    A kept link saves the way through the pool, which takes longer than a statement. It serves
+    one piece of work at a time.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, own: bool) -> None:
+        super().__init__(engine.sync_engine)
+        self._engine = engine
+        self._own = own
+        self._kept: tuple[AsyncConnection, Link] | None = None
+        self._turn = asyncio.Lock()
+
+    async def use(self, work: Work[T]) -> T:
+        if not self._own:
+            async with self._engine.connect() as connection:
+                link = await self._link(connection)
+                return await self._watched(work, connection, link)
+        async with self._turn:
+            if self._kept is None:
+                connection = await self._engine.connect()
+                self._kept = connection, await self._link(connection)
+            return await self._watched(work, *self._kept)
+
+    async def _watched(self, work: Work[T], connection: AsyncConnection, link: Link) -> T:
+        try:
+            return await work(link)
+        except self.errors as error:
+            if not self.broke(error, _sync(connection)):
+                raise
+            await self._drop(connection)
+            raise BrokenError from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                await self._drop(connection)  # interrupted in the middle of an answer
+            raise
+
+    async def _link(self, connection: AsyncConnection) -> Link:
+        if not self._own:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+        if self.is_psycopg:
+            raw = await connection.get_raw_connection()
+            return AsyncPsycopgLink(raw.driver_connection, self.dialect)
+        return AsyncLink(connection, self.dialect)
+
+    async def _drop(self, connection: AsyncConnection) -> None:
+        self._kept = None
+        await connection.invalidate()
+        await connection.close()
+        if not self._own:
+            await self._engine.dispose()
+
+    async def close(self) -> None:
+        if self._kept is not None:
+            connection, self._kept = self._kept[0], None
+            await connection.close()
+
+    def abandon(self) -> None:
+        """Let go of a connection whose event loop was closed over it."""
+        if self._kept is None:
+            return
+        connection, self._kept = self._kept[0], None
+        raw: Any = _sync(connection).connection
+        if self.is_psycopg:
+            raw.driver_connection.pgconn.finish()
+        raw.detach()
+
+
+def _sync(connection: AsyncConnection) -> sa.Connection:
+    sync = connection.sync_connection
+    assert sync is not None, "a connection that was started has a sync side"
+    return sync

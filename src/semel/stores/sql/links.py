@@ -1,0 +1,190 @@
+"""A connection as the ledger sees it: two verbs, in either colour.
+
+Work on a link is written once as `async def`. A link of the sync colour never suspends. Links are
+in autocommit mode: a statement is committed when it is answered, unless the work says `begin`.
+Links bypass SQLAlchemy's statement layer, which would cost as much as the statement itself, and
+keep its pools, its dialects and its knowledge of drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from semel.stores.sql.dialects import Dialect
+
+Params: TypeAlias = Sequence[Any]
+Rows: TypeAlias = list[Any]
+
+
+class Link(Protocol):
+    """One connection, in autocommit mode."""
+
+    dialect: Dialect
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        """Run it and return its rows."""
+        ...
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        """Run it and return the number of rows that matched."""
+        ...
+
+    async def change_each(self, statement: str, many: Sequence[Params]) -> int:
+        """Run it once per set of values; the sum of the rows that matched."""
+        ...
+
+
+# --- any driver ---------------------------------------------------------------------------------
+
+
+def _fetch(dbapi: Any, statement: str, params: Params) -> Rows:
+    cursor = dbapi.cursor()
+    try:
+        cursor.execute(statement, tuple(params))
+        return list(cursor.fetchall())
+    finally:
+        cursor.close()
+
+
+def _change(dbapi: Any, statement: str, params: Params) -> int:
+    cursor = dbapi.cursor()
+    try:
+        cursor.execute(statement, tuple(params))
+        return int(cursor.rowcount)
+    finally:
+        cursor.close()
+
+
+def _change_each(dbapi: Any, statement: str, many: Sequence[Params]) -> int:
+    cursor = dbapi.cursor()
+    try:
+        cursor.executemany(statement, [tuple(params) for params in many])
+        return int(cursor.rowcount)
+    finally:
+        cursor.close()
+
+
+class SyncLink:
+    """A driver's connection, on this thread."""
+
+    def __init__(self, connection: sa.Connection, dialect: Dialect) -> None:
+        self._dbapi = connection.connection
+        self.dialect = dialect
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        return _fetch(self._dbapi, self.dialect.say(statement), params)
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        return _change(self._dbapi, self.dialect.say(statement), params)
+
+    async def change_each(self, statement: str, many: Sequence[Params]) -> int:
+        return _change_each(self._dbapi, self.dialect.say(statement), many)
+
+
+class AsyncLink:
+    """An async driver's connection, through SQLAlchemy's adapter for it."""
+
+    def __init__(self, connection: AsyncConnection, dialect: Dialect) -> None:
+        self._connection = connection
+        self.dialect = dialect
+
+    async def _run(self, work: Any, statement: str, given: Any) -> Any:
+        said = self.dialect.say(statement)
+        return await self._connection.run_sync(lambda c: work(c.connection, said, given))
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        rows: Rows = await self._run(_fetch, statement, params)
+        return rows
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        count: int = await self._run(_change, statement, params)
+        return count
+
+    async def change_each(self, statement: str, many: Sequence[Params]) -> int:
+        count: int = await self._run(_change_each, statement, many)
+        return count
+
+
+class _OneByOne:
+    """Where there is nothing better, many changes are one after another."""
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        raise NotImplementedError
+
+    async def change_each(self, statement: str, many: Sequence[Params]) -> int:
+        return sum([await self.change(statement, params) for params in many])
+
+
+# --- psycopg, without anything in between -------------------------------------------------------
+
+
+class PsycopgLink(_OneByOne):
+    """psycopg's own sync connection; values and rows travel in binary."""
+
+    def __init__(self, driver: Any, dialect: Dialect) -> None:
+        self._driver = driver
+        self.dialect = dialect
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        cursor = self._driver.execute(self.dialect.say(statement), params, binary=True)
+        return list(cursor.fetchall())
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        return int(self._driver.execute(self.dialect.say(statement), params).rowcount)
+
+
+class AsyncPsycopgLink(_OneByOne):
+    """psycopg's own async connection."""
+
+    def __init__(self, driver: Any, dialect: Dialect) -> None:
+        self._driver = driver
+        self.dialect = dialect
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        cursor = await self._driver.execute(self.dialect.say(statement), params, binary=True)
+        return list(await cursor.fetchall())
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        cursor = await self._driver.execute(self.dialect.say(statement), params)
+        return int(cursor.rowcount)
+
+
+# --- in somebody's transaction ------------------------------------------------------------------
+
+
+class BoundLink(_OneByOne):
+    """The caller's own connection, inside the caller's own transaction."""
+
+    def __init__(self, connection: sa.Connection, dialect: Dialect) -> None:
+        self._connection = connection
+        self.dialect = dialect
+
+    def _run(self, statement: str, params: Params) -> sa.CursorResult[Any]:
+        return self._connection.exec_driver_sql(self.dialect.say(statement), tuple(params))
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        return [tuple(row) for row in self._run(statement, params).all()]
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        return self._run(statement, params).rowcount
+
+
+class AsyncBoundLink(_OneByOne):
+    """The same, for an async connection."""
+
+    def __init__(self, connection: AsyncConnection, dialect: Dialect) -> None:
+        self._connection = connection
+        self.dialect = dialect
+
+    async def _run(self, statement: str, params: Params) -> sa.CursorResult[Any]:
+        return await self._connection.exec_driver_sql(self.dialect.say(statement), tuple(params))
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        return [tuple(row) for row in (await self._run(statement, params)).all()]
+
+    async def change(self, statement: str, params: Params = ()) -> int:
+        return (await self._run(statement, params)).rowcount
