@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel import keys
-from semel.codec import DecodingError, EncodingError, decode_error, encode_error
+from semel.codec import DecodingError, EncodingError, decode_error, encode_error, message_of
 from semel.colour import ASYNC, Colour, Timer
 from semel.errors import (
     ClaimLostError,
@@ -59,6 +59,8 @@ LAST_POLL_S = 0.25
 
 # Renewing three times per lease: two renewals in a row may fail before the lease is at risk.
 RENEWALS_PER_LEASE = 3
+
+UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 
 
 class Attempt:
@@ -336,8 +338,9 @@ class Call:
                     return Raised(decode_error(outcome.data))
                 case "lost":
                     return Raised(self._result_lost("could not be stored", outcome.data))
-        except DecodingError as error:
-            return Raised(self._result_lost("cannot be read", str(error).encode()))
+        except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+            why = told(error).encode(errors="backslashreplace")
+            return Raised(self._result_lost("cannot be read", why))
 
     def _result_lost(self, what: str, why: bytes) -> ResultLostError:
         return ResultLostError(
@@ -448,6 +451,9 @@ class Call:
             outcome = self._outcome(value)
         except SettingsError as error:
             return await self.fail(error)
+        except BaseException as error:
+            await self.interrupt(error)
+            raise
         try:
             verdict = await self._settle(lambda: self._ledger.complete(self._claimed(), outcome))
         except StoreUnavailableError as error:
@@ -478,9 +484,9 @@ class Call:
     def _outcome(self, value: Any) -> Outcome:
         try:
             data = self.policy.codec.encode(value)
-        except EncodingError as error:
+        except Exception as error:  # noqa: BLE001 - it has happened, whatever a codec says
             self._refuse_unfinished(value)
-            return self._lost(str(error))
+            return self._lost(told(error))
         if len(data) > self.policy.max_result:
             return self._lost(
                 f"it takes {len(data)} bytes, more than max_result={self.policy.max_result}"
@@ -491,7 +497,7 @@ class Call:
         """A coroutine or generator that came back is work not done yet, not a result."""
         if inspect.iscoroutine(value):
             value.close()
-        elif not (inspect.isawaitable(value) or inspect.isgenerator(value)):
+        elif not any(unfinished(value) for unfinished in UNFINISHED):
             return
         raise SettingsError(
             f"{self.key.operation} returned a {type(value).__name__}, which has not run yet; "
@@ -636,8 +642,8 @@ class Call:
         try:
             data = self.policy.codec.encode(value)
             why = "" if len(data) <= self.policy.max_result else "it is larger than max_result"
-        except EncodingError as error:
-            data, why = b"", str(error)
+        except Exception as error:  # noqa: BLE001 - as in _outcome
+            data, why = b"", told(error)
         if not why:
             return b"v" + data
         log.warning(
@@ -656,8 +662,14 @@ class Call:
 
 def summary(error: BaseException) -> str:
     """An error in one line, for the record's story."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = message_of(error)
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return text[:1000]
+
+
+def told(error: Exception) -> str:
+    """Why a codec failed: ours explains itself, another's error needs its name."""
+    return str(error) if isinstance(error, (EncodingError, DecodingError)) else summary(error)
 
 
 def unwrap(result: Any) -> Any:

@@ -784,13 +784,13 @@ def encode_error(error: BaseException) -> bytes:
 
     Never refuses: an error whose arguments or attributes cannot be stored keeps its message.
     """
-    record: dict[str, Any] = {"type": type_path(type(error)), "message": _message(error)}
+    record: dict[str, Any] = {"type": type_path(type(error)), "message": message_of(error)}
     if notes := _notes(error):
         record["notes"] = notes
     if isinstance(error, BaseExceptionGroup):
         record["parts"] = [_line(part) for part in error.exceptions]
     if error.__cause__ is not None:
-        record["cause"] = [type_path(type(error.__cause__)), _message(error.__cause__)]
+        record["cause"] = [type_path(type(error.__cause__)), message_of(error.__cause__)]
     try:
         return CODEC.encode(record | _ingredients(error))
     except EncodingError:
@@ -812,7 +812,8 @@ def decode_error(data: bytes) -> BaseException:
         raise DecodingError("the stored error is not a record of one") from problem
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What the error says; nothing, if saying it fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the failure
@@ -820,7 +821,7 @@ def _message(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type_path(type(error))}: {_message(error)}"
+    return f"{type_path(type(error))}: {message_of(error)}"
 
 
 def _notes(error: BaseException) -> list[str]:
