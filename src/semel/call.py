@@ -20,7 +20,7 @@ from typing import Any
 
 from semel import keys
 from semel.codec import DecodingError, EncodingError, decode_error, encode_error, message_of
-from semel.colour import ASYNC, Colour, Timer
+from semel.colour import ASYNC, Colour, Timer, after_fork
 from semel.errors import (
     ClaimLostError,
     CorruptRecordError,
@@ -71,6 +71,7 @@ class Attempt:
         "_asked",
         "_call",
         "_claim",
+        "_copied",
         "_key",
         "_parent",
         "_stepping",
@@ -87,6 +88,7 @@ class Attempt:
         self._parent = _current.get()
         self._active = claim is not None
         self._asked = False
+        self._copied = False
         self._value: Any = None
         self._steps: dict[str, bytes] = {}
         self._stepping: set[str] = set()
@@ -153,6 +155,17 @@ class Attempt:
 _current: contextvars.ContextVar[Attempt | None] = contextvars.ContextVar(
     "semel_attempt", default=None
 )
+
+
+def _mark_copies() -> None:
+    """A child forked inside a body has a copy of the attempt; only the parent may end it."""
+    attempt = _current.get()
+    while attempt is not None:
+        attempt._copied = True
+        attempt = attempt._parent
+
+
+after_fork(_mark_copies)
 
 
 def current() -> Attempt:
@@ -539,6 +552,8 @@ class Call:
 
     async def _settle(self, work: Callable[[], Coroutine[Any, Any, Verdict]]) -> Verdict:
         """Write the ending down. Cut off meanwhile, write it again: twice is once."""
+        if self._is_copy():
+            return Kept()
         try:
             return await self._insist(work)
         except Exception:
@@ -565,6 +580,8 @@ class Call:
 
     async def interrupt(self, error: BaseException) -> None:
         """The body was cut off in the middle: a crash, as far as its effect is concerned."""
+        if self._is_copy():
+            return
         claim = self._claimed()
         if self.policy.interrupted == "release":
             work = self._ledger.release(claim, error=summary(error))
@@ -573,6 +590,10 @@ class Call:
         self._end()
         await self.colour.shield(self._tidy(work))
         ROOM.ring(self.key.id)
+
+    def _is_copy(self) -> bool:
+        """Is this a forked child on its way out of its parent's body?"""
+        return self.attempt is not None and self.attempt._copied
 
     async def _tidy(self, work: Coroutine[Any, Any, Verdict]) -> None:
         try:

@@ -14,6 +14,7 @@ starts, so that nothing is half done by then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -39,6 +40,12 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         "a flow of the sync colour tried to suspend; its store handed out a ledger of the async "
         "colour for a sync call, which is a defect of that store"
     )
+
+
+def after_fork(work: Callable[[], None]) -> None:
+    """Do this first in every forked child; where there is no fork there is nothing to do."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=work)
 
 
 class Timer(Protocol):
@@ -141,7 +148,12 @@ class _Alarm:
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="semel-alarm", daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # While Python shuts down, or out of threads: the call counts more.
+                    log.warning("semel: leases are not renewed, no thread can start: %s", error)
+                    return
                 self._thread = thread
 
     def _run(self) -> None:
@@ -174,7 +186,7 @@ class SyncColour:
     def __init__(self) -> None:
         self._alarm = _Alarm()
         # A child has none of the parent's threads, and its copy of the lock may be held for ever.
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
         self._alarm = _Alarm()
@@ -233,8 +245,9 @@ class _LoopWaiter:
             here = None
         if here is self._loop:
             self._ring()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ring)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits there
+                self._loop.call_soon_threadsafe(self._ring)
 
 
 class _LoopTimer:

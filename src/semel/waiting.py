@@ -10,12 +10,11 @@ A ring is a hint. If one is lost, the duty still comes round.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from semel.colour import Waiter
+from semel.colour import Waiter, after_fork
 from semel.errors import InProgressError
 
 
@@ -39,7 +38,7 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._reset()
         # A forked child has none of the waiting threads, and its copy of the lock may be held.
-        os.register_at_fork(after_in_child=self._reset)
+        after_fork(self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
