@@ -99,24 +99,24 @@ INDEXES: Mapping[str, Mapping[str, str]] = {
 OPTIONS = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
 
 
-def _columns(database: str) -> str:
-    lines = []
-    for column in COLUMNS:
-        null = "" if column.null else " NOT NULL"
-        key = " PRIMARY KEY" if column.name == "id" else ""
-        lines.append(f"    {column.name} {column.kind(database)}{null}{key}")
-    return ",\n".join(lines)
-
-
 def _version_1(database: str) -> tuple[str, ...]:
+    lines = [_column_line(column, database) for column in COLUMNS]
+    indexes = {name: where[database] for name, where in INDEXES.items() if database in where}
+    if database == "mysql":  # which cannot be told to make an index only where there is none
+        lines += [f"INDEX {name} {where}" for name, where in indexes.items()]
+        indexes = {}
+    body = ",\n    ".join(lines)
     options = OPTIONS.get(database, "")
-    created = [
-        f"CREATE TABLE IF NOT EXISTS {TABLE} (\n{_columns(database)}\n){options}",
-    ]
-    for name, where in INDEXES.items():
-        if database in where:
-            created.append(f"CREATE INDEX IF NOT EXISTS {name} ON {TABLE} {where[database]}")
-    return tuple(created)
+    return (
+        f"CREATE TABLE IF NOT EXISTS {TABLE} (\n    {body}\n){options}",
+        *(f"CREATE INDEX IF NOT EXISTS {name} ON {TABLE} {on}" for name, on in indexes.items()),
+    )
+
+
+def _column_line(column: Column, database: str) -> str:
+    null = "" if column.null else " NOT NULL"
+    key = " PRIMARY KEY" if column.name == "id" else ""
+    return f"{column.name} {column.kind(database)}{null}{key}"
 
 
 def _versions(database: str) -> str:
@@ -163,22 +163,8 @@ async def _climb(link: Link) -> None:
     for step in sorted(STEPS):
         if step > reached:
             for statement in STEPS[step](database):
-                await _made(link, statement)
+                await link.change(statement)
             await _mark(link, step)
-
-
-async def _made(link: Link, statement: str) -> None:
-    """MySQL, unlike MariaDB, cannot be told IF NOT EXISTS for an index."""
-    if link.dialect.name == "mysql":
-        statement = statement.replace("CREATE INDEX IF NOT EXISTS", "CREATE INDEX")
-    try:
-        await link.change(statement)
-    except Exception as error:
-        if error.args[:1] != (DUPLICATE_INDEX,):
-            raise
-
-
-DUPLICATE_INDEX = 1061
 
 
 async def version(link: Link) -> int:

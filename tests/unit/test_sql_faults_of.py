@@ -1,0 +1,100 @@
+"""What each driver's errors mean."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy import exc
+
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.stores.sql.faults import (
+    LONGEST_PAUSE_S,
+    BrokenError,
+    Fault,
+    fault_of,
+    pause_s,
+    unavailable,
+)
+
+
+def sqlite_error(statement, setup=""):
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(setup)
+        with pytest.raises(sqlite3.Error) as caught:
+            connection.execute(statement)
+        return caught.value
+    finally:
+        connection.close()
+
+
+def sqlite_coded(code):
+    error = sqlite3.OperationalError("told")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (psycopg.errors.DeadlockDetected(), Fault.AGAIN),
+        (psycopg.errors.SerializationFailure(), Fault.AGAIN),
+        (psycopg.errors.LockNotAvailable(), Fault.AGAIN),
+        (psycopg.errors.UniqueViolation(), Fault.TAKEN),
+        (psycopg.errors.UndefinedTable(), Fault.NO_TABLE),
+        (psycopg.errors.ReadOnlySqlTransaction(), Fault.GONE),
+        (psycopg.errors.AdminShutdown(), Fault.GONE),
+        (psycopg.errors.DiskFull(), Fault.OTHER),
+        (psycopg.OperationalError("connection refused"), Fault.OTHER),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), Fault.AGAIN),
+        (pymysql.err.OperationalError(1205, "Lock wait timeout"), Fault.AGAIN),
+        (pymysql.err.IntegrityError(1062, "Duplicate entry", sqlstate="23000"), Fault.TAKEN),
+        (pymysql.err.ProgrammingError(1146, "no such table"), Fault.NO_TABLE),
+        (pymysql.err.OperationalError(2013, "Lost connection"), Fault.GONE),
+        (pymysql.err.DataError(1406, "Data too long"), Fault.OTHER),
+        (sqlite_coded(sqlite3.SQLITE_BUSY), Fault.AGAIN),
+        (sqlite_coded(sqlite3.SQLITE_BUSY | (2 << 8)), Fault.AGAIN),
+        (sqlite_coded(sqlite3.SQLITE_LOCKED), Fault.AGAIN),
+        (sqlite_coded(sqlite3.SQLITE_FULL), Fault.OTHER),
+        (sqlite_error("SELECT * FROM idempotency"), Fault.NO_TABLE),
+        (
+            sqlite_error(
+                "INSERT INTO t VALUES (1)", "CREATE TABLE t (a UNIQUE); INSERT INTO t VALUES (1)"
+            ),
+            Fault.TAKEN,
+        ),
+        (ConnectionResetError(), Fault.GONE),
+        (EOFError(), Fault.GONE),
+        (BrokenError(), Fault.GONE),
+        (exc.OperationalError("", {}, pymysql.err.OperationalError(1213, "")), Fault.AGAIN),
+        (exc.OperationalError("", {}, Exception(), connection_invalidated=True), Fault.GONE),
+        (exc.TimeoutError("the pool is exhausted"), Fault.OTHER),
+    ],
+    ids=repr,
+)
+def test_fault(error, fault):
+    assert fault_of(error) is fault
+
+
+def test_what_leaves_says_what_to_check():
+    error = BrokenError()
+    error.__cause__ = psycopg.OperationalError("server closed the connection")
+    left = unavailable("postgresql://db/shop", error)
+    assert isinstance(left, StoreUnavailableError)
+    assert "server closed the connection" in str(left)
+    assert "check that the server is up" in str(left)
+
+
+def test_a_missing_table_says_what_to_run():
+    left = unavailable("sqlite:///a.db", sqlite_error("SELECT * FROM idempotency"))
+    assert isinstance(left, SettingsError)
+    assert "semel db init" in str(left)
+    assert "create=True" in str(left)
+
+
+def test_pauses_grow_and_are_bounded():
+    assert pause_s(0) < pause_s(3) <= LONGEST_PAUSE_S
+    assert pause_s(50) <= LONGEST_PAUSE_S

@@ -1,0 +1,144 @@
+"""Making, upgrading and checking the tables, and the page that shows them.
+
+`python tests/unit/test_sql_schema.py` writes the statements into the page anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from semel.colour import SYNC, run
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.stores.sql import SQLStore, check, ddl, init, upgrade
+from semel.stores.sql.lines import open_engine, parse
+from semel.stores.sql.schema import COLUMNS
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "schema.md"
+
+
+@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def execute(url):
+    engine = open_engine(parse(url))
+
+    def run_statement(statement):
+        with engine.connect() as connection:
+            return connection.exec_driver_sql(statement)
+
+    yield run_statement
+    engine.dispose()
+
+
+def test_init_makes_what_check_wants(url):
+    before = check(url)
+    assert not before.ok
+    assert before.exit_status == 1
+    assert "semel db init" in str(before)
+    assert init(url).problems == ()
+    after = check(url)
+    assert after.problems == ()
+    assert (after.version, after.exit_status) == (1, 0)
+    assert "as it should be" in str(after)
+
+
+def test_init_and_upgrade_can_be_repeated(url):
+    assert init(url).ok
+    assert init(url).ok
+    assert upgrade(url).ok
+
+
+def test_the_published_statements_make_what_check_wants(url, execute):
+    for statement in ddl(parse(url).drivername):
+        execute(statement)
+    assert check(url).problems == ()
+
+
+def test_check_names_every_missing_and_odd_thing(url, execute):
+    init(url)
+    execute("ALTER TABLE idempotency DROP COLUMN steps")
+    execute("ALTER TABLE idempotency ADD COLUMN mine INTEGER NOT NULL DEFAULT 1")
+    on = " ON idempotency" if "mysql" in url or "mariadb" in url else ""
+    execute(f"DROP INDEX ix_idempotency_tenant{on}")
+    execute("UPDATE semel_schema SET version = 7")
+    found = str(check(url))
+    assert "column steps is missing" in found
+    assert "ix_idempotency_tenant is missing" in found
+    assert "version 7 is newer" in found
+    assert "mine" not in found
+
+
+def test_check_names_a_column_of_another_type_and_an_index_elsewhere(postgres_url):
+    init(postgres_url)
+    engine = open_engine(parse(postgres_url))
+    with engine.connect() as connection:
+        connection.exec_driver_sql("ALTER TABLE idempotency ALTER COLUMN fence TYPE integer")
+        connection.exec_driver_sql("ALTER TABLE idempotency ALTER COLUMN fence DROP NOT NULL")
+        connection.exec_driver_sql("ALTER TABLE idempotency ADD COLUMN mine integer NOT NULL")
+        connection.exec_driver_sql("DROP INDEX ix_idempotency_expires")
+        connection.exec_driver_sql("CREATE INDEX ix_idempotency_expires ON idempotency (fence)")
+    engine.dispose()
+    found = check(postgres_url).problems
+    assert "column fence is INTEGER, wanted BIGINT" in found
+    assert "column fence is to be NOT NULL" in found
+    assert any("column mine is not ours" in problem for problem in found)
+    assert any("ix_idempotency_expires is on ['fence']" in problem for problem in found)
+
+
+def test_an_engine_will_do_in_place_of_a_url(url, tmp_path):
+    sync = sa.create_engine(open_engine(parse(url)).url)
+    assert init(sync).ok
+    assert check(sync).ok
+    sync.dispose()
+    if url.startswith("sqlite"):
+        assert check(create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")).ok
+
+
+def test_a_store_without_its_table_says_what_to_do(url):
+    store = SQLStore(url)
+    with pytest.raises(SettingsError, match="semel db init"):
+        run(store.ledger(SYNC).look(b"0" * 32))
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_unavailable():
+    with pytest.raises(StoreUnavailableError):
+        check("postgresql://nobody@127.0.0.1:1/x")
+    with pytest.raises(StoreUnavailableError):
+        init("mysql://nobody@127.0.0.1:1/x")
+
+
+def with_statements(page: str) -> str:
+    """The page with each of its SQL blocks replaced by what is really run."""
+    titles = {"PostgreSQL": "postgresql", "MariaDB and MySQL": "mysql", "SQLite": "sqlite"}
+    for title, name in titles.items():
+        statements = ";\n\n".join(ddl(name))
+        block = f"## {title}\n\n```sql\n{statements};\n```\n"
+        pattern = rf"## {re.escape(title)}\n\n```sql\n.*?```\n"
+        page, found = re.subn(pattern, lambda _, block=block: block, page, flags=re.DOTALL)
+        assert found == 1, title
+    return page
+
+
+def test_the_page_shows_the_statements_that_are_run():
+    page = DOCS.read_text()
+    assert page == with_statements(page), "run: python tests/unit/test_sql_schema.py"
+
+
+def test_the_page_names_every_column():
+    page = DOCS.read_text()
+    assert [c.name for c in COLUMNS if f"`{c.name}`" not in page] == []
+
+
+if __name__ == "__main__":
+    DOCS.write_text(with_statements(DOCS.read_text()))
