@@ -6,19 +6,17 @@
 --          {2, fence, kind, data, status} done, {3, us left} busy, {4, what} mismatch,
 --          {5, fence, lease} orphan
 --
--- A replay reads the outcome's three fields and nothing else of it; steps are read only for an
--- attempt that takes up an earlier one's work.
+-- A replay is read with the first command and needs no other; steps are read only for an attempt
+-- that takes up an earlier one's work.
 -- Covered by tests/contract/test_redis_ledger.py.
 
 if state then
   if (operation or '') ~= ARGV[2] then return {4, 'operation'} end
   if (fingerprint or '') ~= ARGV[3] then return {4, 'fingerprint'} end
-  if state == 'C' then
-    local outcome = call('HMGET', key, 'k', 'r', 't')
-    return {2, tonumber(fence), outcome[1], outcome[2], outcome[3]}
-  end
+  if state == 'C' then return {2, tonumber(fence), kind, data, status} end
 end
 
+local now = clock()
 local mine = state and holder == ARGV[1]
 -- A doubled request that arrives after its own attempt is over must not claim for nobody.
 if state == 'F' and mine then return {3, 0} end
@@ -37,31 +35,34 @@ local expires = nil
 if ARGV[7] == '0' and ARGV[5] ~= '' then expires = until_us + tonumber(ARGV[5]) end
 
 if not state then
-  local fields = {
-    's', 'P', 'a', ARGV[1], 'e', text(now), 'l', text(until_us),
-    'o', ARGV[2], 'f', ARGV[3], 'K', ARGV[8]
-  }
-  if ARGV[9] ~= '' then fields[15], fields[16] = 'T', ARGV[9] end
-  if ARGV[7] == '1' then fields[#fields + 1], fields[#fields + 2] = 'h', '1' end
-  call('HSET', key, unpack(fields))
+  call('HSET', key, 's', 'P', 'a', ARGV[1], 'e', text(now), 'l', text(until_us),
+    'o', ARGV[2], 'f', ARGV[3], 'K', ARGV[8], 'T', ARGV[9])
+  if ARGV[7] == '1' then call('HSET', key, 'h', '1') end
   expire(expires)
   return {1, now}
 end
 
+local try = tonumber(number or 1)
+local before = nil
 local steps = {}
 local all = call('HGETALL', key)
 for i = 1, #all, 2 do
   if string.sub(all[i], 1, 1) == 'S' then
     steps[#steps + 1] = string.sub(all[i], 2)
     steps[#steps + 1] = all[i + 1]
+  elseif all[i] == 'p' .. text(try - 1) then
+    before = all[i + 1]
   end
 end
 
-local try = tonumber(number or 1)
 if running and mine then
   call('HSET', key, 's', 'P', 'l', text(until_us))
   expire(expires)
-  return {1, tonumber(fence), try, steps}
+  -- Whoever took over is told of it again: the first answer may have been lost.
+  local lapsed = before and string.match(before, ',(%d+),"lease ran out"%]$')
+  if not lapsed then return {1, tonumber(fence), try, steps} end
+  local orphan = tonumber(string.match(before, '^%[(%d+),'))
+  return {1, tonumber(fence), try, steps, orphan, tonumber(lapsed)}
 end
 
 local larger = math.max(tonumber(fence) + 1, now)

@@ -4,10 +4,8 @@
 -- ARGV from 5: kind, data, status ('' for none), ttl (us, '' for ever)
 -- Covered by tests/contract/test_redis_ledger.py.
 
-if state == 'C' then
-  local outcome = call('HMGET', key, 'k', 'r', 't')
-  local same = outcome[1] == ARGV[5] and outcome[2] == ARGV[6] and (outcome[3] or '') == ARGV[7]
-  if same then return 1 end
+if state == 'C' and kind == ARGV[5] and data == ARGV[6] and (status or '') == ARGV[7] then
+  return 1
 end
 if not running then return lost() end
 

@@ -9,10 +9,11 @@ local function lost()
   if state ~= 'C' or (operation or '') ~= ARGV[3] or (fingerprint or '') ~= ARGV[4] then
     return {0}
   end
-  local outcome = call('HMGET', key, 'k', 'r', 't')
-  return {0, outcome[1], outcome[2], outcome[3]}
+  return {0, kind, data, status}
 end
 
 if not state or holder ~= ARGV[1] or (ARGV[2] ~= '0' and fence ~= ARGV[2]) then
   return lost()
 end
+
+local now = clock()

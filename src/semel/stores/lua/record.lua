@@ -11,8 +11,8 @@
 --   x  error of the last failure
 --   p<number>  a try that is over: JSON [fence, attempt, begun, ended, ending]
 --   S<name>    a step
--- An empty T is absent on a first try. Times are microseconds since 1970 by this server's clock. When
--- a record expires is the expiry of the Redis key itself; a held one that runs has none.
+-- Times are microseconds since 1970 by this server's clock. When a record expires is the expiry of
+-- the Redis key itself; a held one that runs has none.
 --
 -- Every check comes before the first write, and the first write is an HSET: Redis refuses that one
 -- when memory is short, so a refusal changes nothing.
@@ -38,8 +38,13 @@ local function expire(at)
   end
 end
 
-local state, holder, fence, operation, fingerprint, lease, number, held, begun =
-  unpack(call('HMGET', key, 's', 'a', 'e', 'o', 'f', 'l', 'n', 'h', 'b'))
+local function clock()
+  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+local state, holder, fence, operation, fingerprint, lease, number, held, begun, kind, data, status =
+  unpack(call('HMGET', key, 's', 'a', 'e', 'o', 'f', 'l', 'n', 'h', 'b', 'k', 'r', 't'))
 local running = state == 'P' or state == 'U'
 
 if state then
@@ -50,6 +55,3 @@ if state then
 elseif call('EXISTS', key) == 1 then
   return redis.error_reply('CORRUPT it is a hash of something else')
 end
-
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]

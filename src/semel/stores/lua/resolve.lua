@@ -4,7 +4,9 @@
 -- Answers: 1 settled, 0 nothing changed
 -- Covered by tests/contract/test_redis_ledger.py.
 
-if not running or fence ~= ARGV[1] or tonumber(lease) > now then return 0 end
+if not running or fence ~= ARGV[1] then return 0 end
+local now = clock()
+if tonumber(lease) > now then return 0 end
 
 local expires = nil
 if ARGV[2] ~= '' then expires = now + tonumber(ARGV[2]) end

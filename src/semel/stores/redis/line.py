@@ -42,9 +42,9 @@ from semel.stores.batch import Batcher
 from semel.stores.redis.scripts import Call, corrupt, pack
 
 READ_SIZE = 1 << 18
-# A batch this large amortises everything that is paid once per batch; a larger one only makes its
-# first caller wait for its last.
-LARGEST_BATCH = 512
+# What is paid once per batch is small change for this many calls. One that took in every caller
+# would be slower: we would wait while Redis works, and Redis while we hand out its answers.
+LARGEST_BATCH = 64
 
 RAW: dict[str, Any] = {NEVER_DECODE: True}
 
