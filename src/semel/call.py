@@ -60,6 +60,9 @@ LAST_POLL_S = 0.25
 # Renewing three times per lease: two renewals in a row may fail before the lease is at risk.
 RENEWALS_PER_LEASE = 3
 
+# How often a claim may arrive after its own lease before the call is given up.
+LATE_CLAIMS = 3
+
 UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 
 
@@ -68,8 +71,6 @@ class Attempt:
 
     __slots__ = (
         "_active",
-        "_asked",
-        "_call",
         "_claim",
         "_copied",
         "_key",
@@ -78,16 +79,18 @@ class Attempt:
         "_steps",
         "_unrecorded",
         "_value",
+        "asked",
+        "call",
         "lost",
     )
 
     def __init__(self, key: Key, claim: Claim | None, call: Call) -> None:
         self._key = key
-        self._claim = claim
-        self._call = call
-        self._parent = _current.get()
+        self.claim = claim
+        self.call = call
+        self._parent = CURRENT.get()
         self._active = claim is not None
-        self._asked = False
+        self.asked = False
         self._copied = False
         self._value: Any = None
         self._steps: dict[str, bytes] = {}
@@ -111,18 +114,18 @@ class Attempt:
     @property
     def fence(self) -> int:
         """Grows with every holder of this key; hand it to whatever can compare it."""
-        return self._claim.fence if self._claim else 0
+        return self.claim.fence if self.claim else 0
 
     @property
     def number(self) -> int:
         """Which try this is, from 1."""
-        return self._claim.number if self._claim else 0
+        return self.claim.number if self.claim else 0
 
     @property
     def replayed(self) -> bool:
         """Did it happen before? Only `once` with on_duplicate="return" or "wait" shows a True."""
-        self._asked = True
-        return self._claim is None
+        self.asked = True
+        return self.claim is None
 
     @property
     def result(self) -> Any:
@@ -152,14 +155,14 @@ class Attempt:
         return f"Attempt(key={self.key!r}, number={self.number}, fence={self.fence})"
 
 
-_current: contextvars.ContextVar[Attempt | None] = contextvars.ContextVar(
+CURRENT: contextvars.ContextVar[Attempt | None] = contextvars.ContextVar(
     "semel_attempt", default=None
 )
 
 
 def _mark_copies() -> None:
     """A child forked inside a body has a copy of the attempt; only the parent may end it."""
-    attempt = _current.get()
+    attempt = CURRENT.get()
     while attempt is not None:
         attempt._copied = True
         attempt = attempt._parent
@@ -170,7 +173,7 @@ after_fork(_mark_copies)
 
 def current() -> Attempt:
     """The attempt whose body is running right now."""
-    attempt = _current.get()
+    attempt = CURRENT.get()
     if attempt is None:
         raise SettingsError(
             "no guarded call is running here; call this inside an @idempotent function or a "
@@ -197,6 +200,7 @@ class Call:
         "_attempt_id",
         "_deadline",
         "_fingerprint",
+        "_late",
         "_ledger",
         "_started",
         "_timer",
@@ -217,6 +221,7 @@ class Call:
         self._fingerprint = fingerprint
         self._attempt_id = keys.new_attempt()
         self._deadline = 0.0
+        self._late = 0
         self._started = 0.0
         self._timer: Timer | None = None
 
@@ -224,7 +229,7 @@ class Call:
 
     async def ask(self) -> Won | Done:
         """Claim the key, waiting for it if the policy says so; every other answer is raised."""
-        if _current.get() is not None:
+        if CURRENT.get() is not None:
             self._refuse_recursion()
         answer = await self._claim()
         if isinstance(answer, Busy) and self.policy.on_duplicate == "wait":
@@ -240,7 +245,7 @@ class Call:
                 raise self._unknown(answer)
 
     def _refuse_recursion(self) -> None:
-        outer = _current.get()
+        outer = CURRENT.get()
         while outer is not None:
             if outer._active and outer._key.id == self.key.id:
                 raise InProgressError(
@@ -269,7 +274,20 @@ class Call:
             raise
         self._started = sent
         self._deadline = sent + self.policy.terms.lease_s
+        if isinstance(answer, Won) and self.colour.now() >= self._deadline:
+            return await self._claim_again()
         return answer
+
+    async def _claim_again(self) -> Answer:
+        """The claim came when its lease was over: somebody may have taken over, so ask again."""
+        self._late += 1
+        if self._late < LATE_CLAIMS:
+            return await self._claim()
+        await self.colour.shield(self._withdraw())
+        raise StoreUnavailableError(
+            f"the store takes longer to answer than lease={self.policy.terms.lease_s:g}s lasts; "
+            f"{self.key.text!r} was not run. Make lease longer"
+        )
 
     async def _withdraw(self) -> None:
         claim = Claim(self.key, self._attempt_id, self._fingerprint, self.policy.terms)
@@ -366,7 +384,7 @@ class Call:
     async def perform(self, won: Won, body: Callable[[], Any]) -> Any:
         """Run the body under the claim and record how it ended."""
         attempt = self.begin(won)
-        token = _current.set(attempt)
+        token = CURRENT.set(attempt)
         try:
             if won.orphan is not None and self.policy.recover is not None:
                 found = await self.recovered(won.orphan)
@@ -381,7 +399,7 @@ class Call:
                 raise
             return await self.succeed(value)
         finally:
-            _current.reset(token)
+            CURRENT.reset(token)
 
     def begin(self, won: Won) -> Attempt:
         """Make the attempt, and keep its lease alive from now on."""
@@ -429,8 +447,8 @@ class Call:
 
     def _claimed(self) -> Claim:
         assert self.attempt is not None
-        assert self.attempt._claim is not None
-        return self.attempt._claim
+        assert self.attempt.claim is not None
+        return self.attempt.claim
 
     async def recovered(self, orphan: Orphan) -> Recovered | None:
         """After a crash, ask the world how it ended; None means run."""
