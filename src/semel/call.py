@@ -71,7 +71,6 @@ class Attempt:
 
     __slots__ = (
         "_active",
-        "_claim",
         "_copied",
         "_key",
         "_parent",
@@ -81,6 +80,7 @@ class Attempt:
         "_value",
         "asked",
         "call",
+        "claim",
         "lost",
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from semel import keys
-from semel.call import Attempt, Call, _current, current, unwrap
+from semel.call import CURRENT, Attempt, Call, current, unwrap
 from semel.codec import Codec
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import SettingsError, StoreUnavailableError
@@ -66,7 +66,7 @@ def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     so give each its own. When the process dies between the step's effect and its record, the
     step runs again: hand `current().child_key(name)` to the receiver.
     """
-    call = current()._call
+    call = current().call
     flow = call.step(name, fn, args, kwargs)
     if call.colour is ASYNC:
         return cast("R", _unwrapped(flow))
@@ -211,9 +211,10 @@ def idempotent(
 
     def decorate(target: Any) -> Any:
         if isinstance(target, type):
-            return _guard_handler(target, key, decorate_with)
+            return _guard_handler(cast("type[Any]", target), key, decorate_with)
         if isinstance(target, (staticmethod, classmethod)):
-            return type(target)(decorate_with(target.__func__))
+            method: Any = cast("object", target)
+            return type(method)(decorate_with(method.__func__))
         return decorate_with(target)
 
     def decorate_with(fn: Callable[..., Any], key: Any = key) -> Any:
@@ -256,13 +257,12 @@ class _CommandKey:
 
     def render(self, bound: dict[str, Any]) -> str | bytes:
         command = bound[self.parameter]
-        key = getattr(command, "idempotency_key", None)
+        key: Any = getattr(command, "idempotency_key", None)
         if key is None and isinstance(command, dict):
-            key = command.get("idempotency_key")
+            key = cast("dict[str, Any]", command).get("idempotency_key")
         if key is None:
             raise SettingsError(
-                f"{type(command).__name__} has no idempotency_key; set one on the command, or "
-                "give key="
+                f"the {self.parameter} has no idempotency_key; set one on it, or give key="
             )
         return cast("str | bytes", key)
 
@@ -371,21 +371,24 @@ class _Guard:
     # Running.
 
     def wrap(self) -> Any:
-        fn = self._fn
-        if self._colour is ASYNC:
+        """A function like the original, in its colour."""
+        guarded: Any = self._sync() if self._colour is SYNC else self._async()
+        guarded.key_for = self.key_for
+        guarded.forget = self.forget
+        return guarded
 
-            @functools.wraps(fn)
-            async def guarded(*args: Any, **kwargs: Any) -> Any:
-                return unwrap(await self._flow(args, kwargs))
+    def _sync(self) -> Callable[..., Any]:
+        @functools.wraps(self._fn)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return unwrap(run(self._flow(args, kwargs)))
 
-        else:
+        return guarded
 
-            @functools.wraps(fn)
-            def guarded(*args: Any, **kwargs: Any) -> Any:
-                return unwrap(run(self._flow(args, kwargs)))
+    def _async(self) -> Callable[..., Any]:
+        @functools.wraps(self._fn)
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            return unwrap(await self._flow(args, kwargs))
 
-        guarded.key_for = self.key_for  # type: ignore[attr-defined]
-        guarded.forget = self.forget  # type: ignore[attr-defined]
         return guarded
 
     async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -527,7 +530,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
         if isinstance(answer, Done):
             return self._enter_replay(call, answer)
         self._attempt = call.begin(answer)
-        self._token = _current.set(self._attempt)
+        self._token = CURRENT.set(self._attempt)
         try:
             if answer.orphan is not None and self._policy.recover is not None:
                 found = await call.recovered(answer.orphan)
@@ -553,7 +556,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
 
     def _reset(self) -> None:
         if self._token is not None:
-            _current.reset(self._token)
+            CURRENT.reset(self._token)
             self._token = None
 
     async def _exit(self, error: BaseException | None) -> None:
@@ -561,7 +564,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
         assert attempt is not None
         assert call is not None
         self._reset()
-        if attempt._claim is None:
+        if attempt.claim is None:
             self._refuse_blind_replay(attempt, error)
         elif error is None:
             attempt.done(unwrap(await call.succeed(attempt.result)))
@@ -571,7 +574,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
             await call.interrupt(error)
 
     def _refuse_blind_replay(self, attempt: Attempt, error: BaseException | None) -> None:
-        if error is None and not attempt._asked:
+        if error is None and not attempt.asked:
             raise SettingsError(
                 f"the block for {attempt.key!r} ran although it was done before: it never asked "
                 "`attempt.replayed`. Ask first, or leave on_duplicate at 'raise'"

@@ -609,7 +609,7 @@ class LedgerContract:
             max_examples=self.examples,
             deadline=None,
             database=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
         )(given(st.lists(moves(), max_size=25))(sync_play))
         await asyncio.to_thread(check)
 
