@@ -100,6 +100,19 @@ def test_the_last_sixteen_tries_are_remembered(ledger, admin):
     assert len(admin.hkeys(NAME)) < 40
 
 
+@pytest.mark.parametrize("ended", ["lease ran out", 'failed: x,5,"lease ran out', "released"])
+def test_a_repeated_claim_is_told_again_whom_it_took_over_from(ledger, admin, ended):
+    first = ask(ledger, "h/1")
+    if ended == "lease ran out":
+        admin.hset(NAME, "l", 1)
+    else:
+        error = None if ended == "released" else ended.removeprefix("failed: ")
+        run(ledger.release(first.claim, error=error))
+    second = ask(ledger, "h/2")
+    assert (second.orphan is not None) == (ended == "lease ran out")
+    assert ask(ledger, "h/2") == second
+
+
 def test_a_held_record_has_no_expiry_while_it_runs(ledger, admin):
     hold = Terms(lease_s=30, ttl_s=600, hold=True)
     won = ask(ledger, "h/1", hold)

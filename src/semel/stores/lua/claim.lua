@@ -36,7 +36,8 @@ if ARGV[7] == '0' and ARGV[5] ~= '' then expires = until_us + tonumber(ARGV[5]) 
 
 if not state then
   call('HSET', key, 's', 'P', 'a', ARGV[1], 'e', text(now), 'l', text(until_us),
-    'o', ARGV[2], 'f', ARGV[3], 'K', ARGV[8], 'T', ARGV[9])
+    'o', ARGV[2], 'f', ARGV[3], 'K', ARGV[8])
+  if ARGV[9] ~= '' then call('HSET', key, 'T', ARGV[9]) end
   if ARGV[7] == '1' then call('HSET', key, 'h', '1') end
   expire(expires)
   return {1, now}

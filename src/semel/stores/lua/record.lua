@@ -6,7 +6,7 @@
 --   e  fence             n  number of the try (absent: 1)
 --   c  created           b  begun (both absent on a first try: its fence is that moment)
 --   l  lease until       h  present when held
---   K  key as written    T  tenant
+--   K  key as written    T  tenant (may be absent: none)
 --   d  completed at      k  kind of outcome: v, e, l    r  its data    t  its HTTP status
 --   x  error of the last failure
 --   p<number>  a try that is over: JSON [fence, attempt, begun, ended, ending]
