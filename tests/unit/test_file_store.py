@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -280,10 +282,18 @@ def test_a_directory_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
         FileStore(tmp_path / "ledger")
 
 
-def test_without_posix_locks_it_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "fcntl", None)
-    with pytest.raises(SettingsError, match="SQLiteStore"):
-        FileStore(tmp_path / "ledger")
+def test_without_posix_locks_it_is_refused():
+    """As on Windows, where there is no fcntl."""
+    code = (
+        "import sys; sys.modules['fcntl'] = None\n"
+        "import semel\n"
+        "try: semel.connect('file:///nowhere')\n"
+        "except semel.SettingsError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "SQLiteStore" in done.stdout
 
 
 def test_a_mark_half_written_by_a_dead_process_is_completed(tmp_path):

@@ -49,8 +49,8 @@ from semel.values import Busy, Done, Guarantees, Key, Mismatch, Outcome, Record,
 
 try:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+except ImportError as error:
+    raise SettingsError("FileStore needs POSIX file locks; on Windows use SQLiteStore") from error
 
 log = logging.getLogger("semel")
 
@@ -509,8 +509,6 @@ def _lock(fd: int, path: str) -> None:
 
 def _prepare(root: str) -> None:
     """Make the directory a ledger, or find out now why it cannot be one."""
-    if fcntl is None:
-        raise SettingsError("FileStore needs POSIX file locks; on Windows use SQLiteStore")
     try:
         _make(root)
         _probe(root)
