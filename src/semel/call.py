@@ -160,6 +160,14 @@ CURRENT: contextvars.ContextVar[Attempt | None] = contextvars.ContextVar(
 )
 
 
+def leave(token: contextvars.Token[Attempt | None]) -> None:
+    """Be again where we were; a coroutine closed by the garbage collector was nowhere."""
+    try:  # noqa: SIM105 - on every call, where suppress() costs more than the rest
+        CURRENT.reset(token)
+    except ValueError:
+        pass
+
+
 def _mark_copies() -> None:
     """A child forked inside a body has a copy of the attempt; only the parent may end it."""
     attempt = CURRENT.get()
@@ -292,11 +300,10 @@ class Call:
     async def _withdraw(self) -> None:
         claim = Claim(self.key, self._attempt_id, self._fingerprint, self.policy.terms)
         if self.policy.recover is None:
-            work = self._ledger.release(claim, error="cut off before it began")
+            await self._tidy(lambda: self._ledger.release(claim, error="cut off before it began"))
         else:
             # It may have taken over from somebody of whom nobody has asked the world yet.
-            work = self._ledger.renew(claim, lease_s=0)
-        await self._tidy(work)
+            await self._tidy(lambda: self._ledger.renew(claim, lease_s=0))
         ROOM.ring(self.key.id)
 
     async def _wait(self, answer: Answer) -> Answer:
@@ -399,7 +406,7 @@ class Call:
                 raise
             return await self.succeed(value)
         finally:
-            CURRENT.reset(token)
+            leave(token)
 
     def begin(self, won: Won) -> Attempt:
         """Make the attempt, and keep its lease alive from now on."""
@@ -577,7 +584,7 @@ class Call:
         except Exception:
             raise
         except BaseException:
-            await self.colour.shield(self._tidy(work()))
+            await self.colour.shield(self._tidy(work))
             raise
         finally:
             self._end()
@@ -600,22 +607,22 @@ class Call:
         """The body was cut off in the middle: a crash, as far as its effect is concerned."""
         if self._is_copy():
             return
-        claim = self._claimed()
-        if self.policy.interrupted == "release":
-            work = self._ledger.release(claim, error=summary(error))
-        else:
-            work = self._ledger.renew(claim, lease_s=0)
         self._end()
-        await self.colour.shield(self._tidy(work))
+        await self.colour.shield(self._tidy(lambda: self._give_up(error)))
         ROOM.ring(self.key.id)
+
+    def _give_up(self, error: BaseException) -> Coroutine[Any, Any, Verdict]:
+        if self.policy.interrupted == "release":
+            return self._ledger.release(self._claimed(), error=summary(error))
+        return self._ledger.renew(self._claimed(), lease_s=0)
 
     def _is_copy(self) -> bool:
         """Is this a forked child on its way out of its parent's body?"""
         return self.attempt is not None and self.attempt._copied
 
-    async def _tidy(self, work: Coroutine[Any, Any, Verdict]) -> None:
+    async def _tidy(self, work: Callable[[], Coroutine[Any, Any, Verdict]]) -> None:
         try:
-            await work
+            await work()
         except SemelError as error:
             log.warning("semel: could not tidy up after %r: %s", self.key.text, error)
 

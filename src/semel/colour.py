@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -79,8 +80,11 @@ class Colour(Protocol):
 
     def waiter(self) -> Waiter: ...
 
-    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish the work even when the caller is cancelled meanwhile; then let that through."""
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Finish the work even when the caller is cancelled meanwhile; then let that through.
+
+        A coroutine that is being closed cannot await any more, so nothing is done for it.
+        """
         ...
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
@@ -298,7 +302,10 @@ class AsyncColour:
     def waiter(self) -> Waiter:
         return _LoopWaiter()
 
-    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T | None:
+        if isinstance(sys.exception(), GeneratorExit):
+            work.close()
+            return None
         task = asyncio.ensure_future(work)
         cancelled: asyncio.CancelledError | None = None
         while not task.done():

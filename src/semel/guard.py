@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from semel import keys
-from semel.call import CURRENT, Attempt, Call, current, unwrap
+from semel.call import CURRENT, Attempt, Call, current, leave, unwrap
 from semel.codec import Codec
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import SettingsError, StoreUnavailableError
@@ -556,7 +556,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
 
     def _reset(self) -> None:
         if self._token is not None:
-            CURRENT.reset(self._token)
+            leave(self._token)
             self._token = None
 
     async def _exit(self, error: BaseException | None) -> None:
