@@ -550,8 +550,8 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
 
     async def _enter_recovered(self, call: Call, found: Recovered) -> Attempt:
         self._reset()
-        unwrap(await call.succeed(found.value))
-        outcome = Outcome("value", self._policy.codec.encode(found.value))
+        value = unwrap(await call.succeed(found.value))  # a winner's, if somebody took over
+        outcome = Outcome("value", self._policy.codec.encode(value))
         return self._enter_replay(call, Done(outcome))
 
     def _reset(self) -> None:
