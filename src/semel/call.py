@@ -212,6 +212,7 @@ class Call:
         "_ledger",
         "_started",
         "_timer",
+        "_waited",
         "attempt",
         "colour",
         "key",
@@ -230,6 +231,7 @@ class Call:
         self._attempt_id = keys.new_attempt()
         self._deadline = 0.0
         self._late = 0
+        self._waited = False
         self._started = 0.0
         self._timer: Timer | None = None
 
@@ -306,7 +308,12 @@ class Call:
             await self._tidy(lambda: self._ledger.renew(claim, lease_s=0))
         ROOM.ring(self.key.id)
 
+    def has_record(self, error: StoreUnavailableError) -> bool:
+        """Is there a record, though we cannot see it now? Then somebody works, or has worked."""
+        return self._waited or isinstance(error, CorruptRecordError)
+
     async def _wait(self, answer: Answer) -> Answer:
+        self._waited = True
         until = self.colour.now() + self.policy.wait_s
         poll_s = FIRST_POLL_S
         waiter = self.colour.waiter()

@@ -400,7 +400,7 @@ class _Guard:
         try:
             answer = await call.ask()
         except StoreUnavailableError as error:
-            if self._policy.on_unavailable == "raise":
+            if self._policy.on_unavailable == "raise" or call.has_record(error):
                 raise
             log.warning("semel: %r runs unguarded: %s", key.text, error)
             value = self._fn(*args, **kwargs)
