@@ -1,0 +1,267 @@
+"""The documentation is true: its examples run, its links lead somewhere, its tables agree."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import dropwhile, pairwise, takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import semel
+from semel import errors, keys, values
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GUARANTEES = DOCS / "explanation" / "guarantees.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SNIPPETS = sorted((DOCS / "snippets").glob("*.py"))
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the lines inside, where they begin, the file it shows."""
+
+    language: str
+    lines: list[str]
+    start: int
+    file: str | None
+
+
+def blocks(page):
+    found, inside, lines = [], None, page.read_text().splitlines()
+    for number, line in enumerate(lines):
+        fence = re.match(r"\s*```(\w*)", line)
+        if not fence:
+            continue
+        if inside is None:
+            shown = re.fullmatch(r"<!-- file: (\S+) -->", lines[number - 1].strip())
+            inside = (fence[1], number + 1, shown and shown[1])
+        else:
+            language, start, file = inside
+            found.append(Block(language, lines[start:number], start, file))
+            inside = None
+    assert inside is None, f"{name(page)} leaves a block open"
+    return found
+
+
+def prose(page):
+    """The page without its blocks."""
+    text = page.read_text()
+    return re.sub(r"^\s*```.*?^\s*```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+# --- examples -----------------------------------------------------------------------------------
+
+
+def execute(path, folder):
+    env = {k: v for k, v in os.environ.items() if k != "SEMEL_URL"}
+    return subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def program(page):
+    """The page's own Python, at the lines it has in the page, so that errors point there."""
+    lines = [""] * len(page.read_text().splitlines())
+    for block in blocks(page):
+        if block.language == "python" and block.file is None:
+            lines[block.start : block.start + len(block.lines)] = block.lines
+    return "\n".join(lines)
+
+
+WITH_PROGRAM = [page for page in PAGES if program(page).strip()]
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAM, ids=name)
+def test_the_examples_of_a_page_run_from_top_to_bottom(page, tmp_path):
+    path = tmp_path / (page.stem.replace("-", "_") + ".py")
+    path.write_text(program(page))
+    done = execute(path, tmp_path)
+    assert done.returncode == 0, f"{name(page)}:\n{done.stderr}"
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=name)
+def test_a_snippet_runs(snippet, tmp_path):
+    done = execute(snippet, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_shows_its_snippets_as_they_are(page):
+    for block in blocks(page):
+        if block.file is not None:
+            assert "\n".join(block.lines) in (ROOT / block.file).read_text(), block.file
+
+
+def test_every_snippet_is_shown():
+    shown = {block.file for page in PAGES for block in blocks(page)}
+    assert {name(snippet) for snippet in SNIPPETS} <= shown
+
+
+def test_the_readme_example_charges_once(tmp_path):
+    path = tmp_path / "readme.py"
+    path.write_text(program(ROOT / "README.md"))
+    receipt = "{'order': 'o-7', 'paid': 40}\n"
+    assert execute(path, tmp_path).stdout == "charging 40\n" + 2 * receipt
+    assert execute(path, tmp_path).stdout == 2 * receipt  # a new process remembers
+
+
+def commands():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language in {"sh", "console"}:
+                for line in (line.removeprefix("$ ") for line in block.lines):
+                    if line.startswith("semel "):
+                        yield pytest.param(line, id=f"{name(page)}: {line}")
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_a_command_exists_with_its_options(line):
+    words = shlex.split(line, comments=True)[1:]
+    command = words[: 2 if words[0] in {"ledger", "db"} else 1]
+    helped = subprocess.run(
+        [sys.executable, "-m", "semel", *command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert helped.returncode == 0, helped.stderr
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in helped.stdout
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+def slug(heading):
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(page):
+    return {slug(h) for h in re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if DOCS in p.parents], ids=name)
+def test_a_page_can_be_reached_from_the_index(page):
+    index = DOCS / "index.md"
+    linked = {
+        (DOCS / t.partition("#")[0]).resolve() for t in re.findall(r"\]\(([^)]+)\)", prose(index))
+    }
+    assert page == index or page in linked
+
+
+# --- tables that must agree with the code -------------------------------------------------------
+
+
+def rows(page, heading):
+    """The cells of the first table below a heading, without its head."""
+    body = re.split(rf"^#+ {re.escape(heading)}$", page.read_text(), flags=re.MULTILINE)[1]
+    after = dropwhile(lambda line: not line.startswith("|"), body.splitlines())
+    lines = takewhile(lambda line: line.startswith("|"), after)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][2:]
+
+
+@pytest.mark.parametrize(
+    ("heading", "made_by"), [("Options", semel.idempotent), ("Options of once", semel.once)]
+)
+def test_every_option_is_described_with_its_default(heading, made_by):
+    parameters = inspect.signature(made_by).parameters.values()
+    expected = {
+        p.name: ast.literal_eval(repr(p.default)) for p in parameters if p.kind is p.KEYWORD_ONLY
+    }
+    written = {
+        row[0].strip("`"): ast.literal_eval(row[1].strip("`"))
+        for row in rows(DOCS / "reference" / "guard.md", heading)
+    }
+    assert written == expected
+
+
+def test_every_error_is_described():
+    text = (DOCS / "reference" / "errors.md").read_text()
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, Exception):
+            assert f"`{error.__name__}`" in text
+
+
+def test_every_value_is_described():
+    text = (DOCS / "reference" / "values.md").read_text()
+    for value in set(values.__all__) - {"value"}:
+        assert f"`{value}`" in text
+
+
+def test_the_key_limit_is_the_one_that_holds():
+    assert f"1 to {keys.LIMIT} bytes" in (DOCS / "reference" / "limits.md").read_text()
+
+
+def test_glossary_is_in_order():
+    text = (DOCS / "explanation" / "glossary.md").read_text()
+    words = re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)
+    assert words
+    assert all(a.lower() < b.lower() for a, b in pairwise(words))
+
+
+# --- the tests that a guarantee names -----------------------------------------------------------
+
+NODE = re.compile(r"tests/[\w/]+\.py(?:::\w+)+")
+
+
+def functions(tree):
+    return {n.name for n in tree if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def classes(path):
+    return {n.name: n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)}
+
+
+CONTRACT = functions(classes(ROOT / "src/semel/testing/contracts.py")["LedgerContract"].body)
+
+
+@pytest.mark.parametrize("node", sorted(set(NODE.findall(GUARANTEES.read_text()))))
+def test_a_named_test_exists(node):
+    file, *inside = node.split("::")
+    path = ROOT / file
+    assert path.exists()
+    if len(inside) == 1:
+        assert inside[0] in functions(ast.parse(path.read_text()).body) | set(classes(path))
+    else:
+        assert inside[1] in functions(classes(path)[inside[0]].body) | CONTRACT
+
+
+@pytest.mark.parametrize("heading", ["The guard", "The stores", "The bound store"])
+def test_every_gap_names_its_test(heading):
+    found = rows(GUARANTEES, heading)
+    assert found
+    for row in found:
+        assert NODE.search(row[-1]), row[0]
