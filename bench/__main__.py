@@ -1,0 +1,118 @@
+"""`python -m bench`: measure, and print what was found. `make bench` sets everything up first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import machine, table
+from bench.measure import Effort
+from bench.scenarios import SCENARIOS
+
+DOCS = machine.ROOT / "docs" / "explanation" / "speed.md"
+
+QUICK = Effort(rounds=3, block_s=0.02)
+USUAL = Effort(rounds=15, block_s=0.06)
+FULL = Effort(rounds=41, block_s=0.1)
+
+VOLUME = "volume"
+
+
+def main() -> int:
+    names = [scenario.name for scenario in SCENARIOS] + [VOLUME]
+    wishes = _parsed(names)
+    chosen = wishes.scenarios or names
+    if wishes.write_docs and (wishes.scenarios or wishes.quick):
+        raise SystemExit("--write-docs needs every scenario, and not --quick")
+    report = Report()
+    report.say(_facts())
+    with machine.Machine(wishes.disk) as places:
+        for scenario in SCENARIOS:
+            if scenario.name in chosen:
+                report.add_scenario(scenario, places, _effort(wishes))
+        if VOLUME in chosen:
+            report.add_volume(places, wishes)
+    report.close(wishes)
+    return 0
+
+
+def _parsed(names: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="does it run? the figures are noise")
+    parser.add_argument("--full", action="store_true", help="longer, and a million records")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every block, for programs")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="a folder on the disk to measure")
+    parser.add_argument(
+        "--write-docs", action="store_true", help=f"replace the tables in {DOCS.name}"
+    )
+    wishes = parser.parse_args()
+    if unknown := set(wishes.scenarios) - set(names):
+        parser.error(f"no scenario is called {', '.join(sorted(unknown))}: {', '.join(names)}")
+    return wishes
+
+
+def _effort(wishes: argparse.Namespace) -> Effort:
+    if wishes.quick:
+        return QUICK
+    return FULL if wishes.full else USUAL
+
+
+def _facts() -> str:
+    busy = machine.load()
+    if busy > machine.QUIET_LOAD:
+        print(
+            f"WARNING: the load is {busy:.2f}. Something else is running here, and these figures "
+            f"will be about that. Wait until it is below {machine.QUIET_LOAD}.",
+            file=sys.stderr,
+        )
+    return "\n".join(f"- {name}: {value}" for name, value in machine.facts().items())
+
+
+class Report:
+    """What has been found so far, printed as it comes."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._verdicts: list[table.Verdict] = []
+        self._plain: list[Any] = []
+        self._start = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self._text.append(text)
+        print(text, end="\n\n", flush=True)
+
+    def add_scenario(self, scenario: Any, places: machine.Machine, effort: Effort) -> None:
+        results = scenario.run(places, effort)
+        self.say(table.scenario_tables(scenario, results))
+        self._verdicts += table.verdicts(scenario, results)
+        self._plain.append(table.plain(scenario, results))
+
+    def add_volume(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
+        from bench import volume
+
+        found = volume.run(places, volume.SIZES[_size(wishes)])
+        self.say(found.text)
+        self._verdicts += found.verdicts
+        self._plain.append(found.plain)
+
+    def close(self, wishes: argparse.Namespace) -> None:
+        self.say(table.summary(self._verdicts))
+        if wishes.json:
+            wishes.json.write_text(json.dumps({"facts": machine.facts(), "found": self._plain}))
+        if wishes.write_docs:
+            table.write_docs(DOCS, "\n\n".join(self._text))
+        print(f"{time.monotonic() - self._start:.0f} s; load now {machine.load():.2f}")
+
+
+def _size(wishes: argparse.Namespace) -> str:
+    return "quick" if wishes.quick else "full" if wishes.full else "usual"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

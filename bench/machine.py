@@ -1,0 +1,176 @@
+"""Where it is measured: private servers, a real disk, and what has to be said about the machine.
+
+Servers are those of the tests (`tests/support`): loopback only, on ports and folders of their
+own. They run with the settings that make the *client's* share of the time largest, because that is
+what is compared: Valkey without persistence, PostgreSQL without fsync. Durability costs everybody
+the same; `postgres-disk` and `sqlite-sync` are there to measure with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import itertools
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support import binaries, servers  # noqa: E402 - found by the line above
+
+# From here on, what else runs on the machine decides more than what is measured.
+QUIET_LOAD = 0.5
+
+DISTRIBUTIONS = (
+    "idemkit",
+    "exactly-once",
+    "aws-lambda-powertools",
+    "dbos",
+    "redis",
+    "hiredis",
+    "psycopg",
+    "asyncpg",
+)
+
+IN_MEMORY = {"tmpfs", "ramfs"}
+
+
+class Machine:
+    """Servers and folders, started when first asked for and gone at the end."""
+
+    def __init__(self, disk: Path | None = None) -> None:
+        self._end = contextlib.ExitStack()
+        self._disk = disk
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def _until_the_end(self, server: Any) -> Any:
+        self._end.callback(server.stop)
+        return server
+
+    @functools.cached_property
+    def redis(self) -> Any:
+        binary = first_found("valkey", "redis")
+        return self._until_the_end(servers.start_redis(binary, "--appendonly", "no"))
+
+    @functools.cached_property
+    def postgres(self) -> Any:
+        return self._until_the_end(servers.start_postgres())
+
+    @functools.cached_property
+    def durable_postgres(self) -> Any:
+        """PostgreSQL as people run it: every commit waits for the disk."""
+        with (
+            _replaced(servers, "POSTGRES_SETTINGS", DURABLE),
+            _replaced(servers, "new_folder", lambda _kind: self.folder()),
+        ):
+            return self._until_the_end(servers.start_postgres())
+
+    def database(self, *, durable: bool = False) -> str:
+        """The URL of a new, empty database."""
+        server = self.durable_postgres if durable else self.postgres
+        name = f"bench_{next(self._numbers)}"
+        server.create_database(name)
+        url: str = server.url(name)
+        return url
+
+    def empty_redis(self) -> str:
+        self.redis.empty()
+        url: str = self.redis.url
+        return url
+
+    def folder(self) -> Path:
+        """A new folder on a real disk."""
+        made = tempfile.TemporaryDirectory(prefix="semel-bench-", dir=disk_folder(self._disk))
+        return Path(self._end.enter_context(made))
+
+
+DURABLE = servers.POSTGRES_SETTINGS | {"fsync": "on", "full_page_writes": "on"}
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def first_found(*kinds: str) -> binaries.Binary:
+    found = [binary for kind in kinds for binary in binaries.candidates(kind)]
+    return found[0] if found else binaries.find(kinds[0])
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+def disk_folder(wished: Path | None = None) -> Path:
+    """A folder that a power loss would not empty: fsync costs nothing in memory."""
+    for folder in (wished, Path(tempfile.gettempdir()), Path("/var/tmp"), ROOT):
+        if folder is not None and file_system(folder) not in IN_MEMORY:
+            return folder
+    raise SystemExit("no folder on a real disk was found; name one with --disk DIR")
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system a folder lies on, "unknown" where there is no /proc."""
+    with contextlib.suppress(OSError):
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        real = folder.resolve()
+        under = [m for m in mounts if real.is_relative_to(m[1])]
+        return max(under, key=lambda mount: len(mount[1]))[2]
+    return "unknown"
+
+
+# --- what has to be said ------------------------------------------------------------------------
+
+
+def load() -> float:
+    return os.getloadavg()[0]
+
+
+def facts() -> dict[str, str]:
+    """What a figure means nothing without."""
+    return {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} "
+        f"{platform.release()}, disk {file_system(disk_folder())}",
+        "Python": platform.python_version(),
+        "servers": ", ".join(_labels()),
+        "packages": ", ".join(f"{name} {_version(name)}" for name in DISTRIBUTIONS),
+        "load": f"{load():.2f} at the start",
+    }
+
+
+def _labels() -> Iterator[str]:
+    for find in (lambda: first_found("valkey", "redis"), lambda: binaries.find("postgres")):
+        yield _or_missing(find)
+
+
+def _or_missing(find: Callable[[], binaries.Binary]) -> str:
+    try:
+        return str(find().label).replace("-", " ")
+    except binaries.Unavailable as error:
+        return str(error)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
