@@ -361,12 +361,12 @@ class Call:
 
     def duplicate(self, done: Done) -> Any:
         """What a duplicate gets: the recorded outcome, or the news that there is one."""
+        value = self.replay(done.outcome)
         if self.policy.on_duplicate == "raise":
-            return Raised(self.duplicate_error(done))
-        return self.replay(done.outcome)
+            return Raised(self.duplicate_error(value))
+        return value
 
-    def duplicate_error(self, done: Done) -> DuplicateExecutionError:
-        result = self.replay(done.outcome) if done.outcome.kind == "value" else None
+    def duplicate_error(self, result: Any) -> DuplicateExecutionError:
         return DuplicateExecutionError(
             f"{self.key.text!r} was done before; the first result is in this error's `result`",
             key=self.key.text,

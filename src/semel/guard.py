@@ -35,7 +35,7 @@ from semel.policy import (
 )
 from semel.ports import Store, StoreLedger
 from semel.settings import as_store, default_store
-from semel.values import Done, Key, Outcome, Survives
+from semel.values import Done, Key, Survives
 
 __all__ = [
     "Attempt",
@@ -528,7 +528,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
         self._call = call = Call(self._policy, ledger, colour, self._key, self._fingerprint)
         answer = await call.ask()
         if isinstance(answer, Done):
-            return self._enter_replay(call, answer)
+            return self._enter_replay(call, call.replay(answer.outcome))
         self._attempt = call.begin(answer)
         self._token = CURRENT.set(self._attempt)
         try:
@@ -541,18 +541,17 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
             raise
         return self._attempt
 
-    def _enter_replay(self, call: Call, answer: Done) -> Attempt:
+    def _enter_replay(self, call: Call, value: Any) -> Attempt:
         if self._policy.on_duplicate == "raise":
-            raise call.duplicate_error(answer)
+            raise call.duplicate_error(value)
         self._attempt = Attempt(self._key, None, call)
-        self._attempt.done(unwrap(call.replay(answer.outcome)))
+        self._attempt.done(unwrap(value))
         return self._attempt
 
     async def _enter_recovered(self, call: Call, found: Recovered) -> Attempt:
         self._reset()
         value = unwrap(await call.succeed(found.value))  # a winner's, if somebody took over
-        outcome = Outcome("value", self._policy.codec.encode(value))
-        return self._enter_replay(call, Done(outcome))
+        return self._enter_replay(call, value)
 
     def _reset(self) -> None:
         if self._token is not None:

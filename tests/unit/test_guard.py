@@ -1140,3 +1140,19 @@ def test_once_recovers(store, clock, calls):
         assert attempt.result == "found"
     with pytest.raises(DuplicateExecutionError), once("k", store=store):
         raise AssertionError("must not be entered")
+
+
+def test_once_recovers_a_value_that_cannot_be_stored(store, clock):
+    claimed_elsewhere(store, make_key("k", operation="once"), Terms(hold=True))
+    clock.advance(31)
+    thing = object()
+    with once(
+        "k", store=store, on_duplicate="return", on_crash=lambda attempt: Recovered(thing)
+    ) as attempt:
+        assert attempt.replayed
+        assert attempt.result is thing
+    with (
+        pytest.raises(ResultLostError),
+        once("k", store=store, on_duplicate="return") as attempt,
+    ):
+        raise AssertionError("must not be entered")
