@@ -58,6 +58,8 @@ C = TypeVar("C")
 
 log = logging.getLogger("semel")
 
+CHOOSE = "choose what to compare with fingerprint= (a function of the arguments, or None)"
+
 
 def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     """A recovery point inside a guarded body: done once, replayed after a takeover.
@@ -357,16 +359,7 @@ class _Guard:
             if name == self._binder.self_name:
                 continue
             yield keys.canonical(name, where=name)
-            yield self._canonical_argument(name, value)
-
-    def _canonical_argument(self, name: str, value: Any) -> bytes:
-        try:
-            return keys.canonical(value, where=name)
-        except SettingsError as error:
-            raise SettingsError(
-                f"{error}; as key= is given already, choose what to compare with fingerprint= "
-                "(a function of the arguments), or fingerprint=None"
-            ) from error
+            yield keys.canonical(value, where=name, remedy=CHOOSE)
 
     # Running.
 

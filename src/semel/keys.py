@@ -188,20 +188,22 @@ def _readable(text: str | bytes) -> str:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def canonical(value: Any, *, where: str) -> bytes:
+def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
     """The one way to write this argument: equal bytes mean the same type and the same value.
 
     The order of a dict or set does not matter. An aware datetime is its reading and its offset.
     A dataclass counts with the fields that it is compared by; a pydantic model with its fields
     and extras. An object may speak for itself with `__idempotency_key__()`. `where` names the
-    parameter in the refusal.
+    parameter in the refusal, `remedy` what to write instead of giving a key.
     """
     try:
         if is_plain(value):
             return to_sorted_text(value).encode()
     except (ValueError, TypeError, RuntimeError):
         pass  # NaN, a huge integer, a lone surrogate: the walk writes it
-    return _text(_Canon(where).tree(value))
+    walk = _Canon(where)
+    walk.remedy = remedy or walk.remedy
+    return _text(walk.tree(value))
 
 
 def _canonical_call(operation: str, bound: Mapping[str, Any]) -> bytes:
@@ -226,6 +228,8 @@ def _text(tree: Tree) -> bytes:
 class _Canon(Walk):
     """The walk of the codec, for equality instead of rebuilding."""
 
+    remedy = "give key= with what identifies the call"
+
     def path_of(self, kind: type) -> str:
         return type_path(kind)
 
@@ -240,8 +244,7 @@ class _Canon(Walk):
 
     def refuse(self, kind: type, advice: str) -> NoReturn:
         raise SettingsError(
-            f"{self.spot()}: {kind} cannot be part of a key; {advice}, or give key= with what "
-            "identifies the call"
+            f"{self.spot()}: {kind} cannot be part of a key; {advice}, or {self.remedy}"
         )
 
 

@@ -1156,3 +1156,13 @@ def test_once_recovers_a_value_that_cannot_be_stored(store, clock):
         once("k", store=store, on_duplicate="return") as attempt,
     ):
         raise AssertionError("must not be entered")
+
+
+def test_with_a_key_an_argument_that_cannot_be_compared_points_to_fingerprint(store):
+    @idempotent(store=store, key="k:{order}")
+    def pay(order, session):
+        return order
+
+    with pytest.raises(SettingsError, match=r"session.*fingerprint=") as caught:
+        pay(1, object())
+    assert "give key=" not in str(caught.value)
