@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from semel.colour import SYNC, run
 from semel.stores.sql import lines
 from semel.stores.sql.dialects import dialect_named
-from semel.stores.sql.faults import unavailable
+from semel.stores.sql.faults import Fault, fault_of, unavailable
 from semel.stores.sql.links import Link
 
 PART = "ledger"
@@ -174,9 +174,14 @@ async def version(link: Link) -> int:
 
 async def _mark(link: Link, reached: int) -> None:
     update = f"UPDATE {VERSIONS} SET version = ? WHERE part = ?"  # noqa: S608
-    if await link.change(update, (reached, PART)) == 0:
-        insert = f"INSERT INTO {VERSIONS} (version, part) VALUES (?, ?)"  # noqa: S608
+    if await link.change(update, (reached, PART)) == 1:
+        return
+    insert = f"INSERT INTO {VERSIONS} (version, part) VALUES (?, ?)"  # noqa: S608
+    try:
         await link.change(insert, (reached, PART))
+    except Exception as error:
+        if fault_of(error) is not Fault.TAKEN:  # somebody else is doing the same
+            raise
 
 
 # --- for the command line -----------------------------------------------------------------------
