@@ -67,7 +67,7 @@ $(VENV)/.semel: pyproject.toml $(VENV)/.dev
 	$(BIN)/python $(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(BENCH)/.semel: requirements/bench.txt requirements/constraints.txt pyproject.toml | $(BENCH)/bin/python
+$(BENCH)/.semel: requirements/bench.txt pyproject.toml | $(BENCH)/bin/python
 	$(BENCH)/bin/python $(PIP) install -r requirements/bench.txt
 	$(BENCH)/bin/python $(PIP) install --no-deps -e .
 	@touch $@
