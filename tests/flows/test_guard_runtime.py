@@ -24,7 +24,7 @@ from semel import (
     once,
     step,
 )
-from semel.colour import SYNC, run
+from semel.colour import SYNC, AsyncColour, run
 from semel.keys import make_key, new_attempt
 from semel.stores.file import FileStore
 from semel.stores.memory import MemoryStore
@@ -172,9 +172,9 @@ def test_a_busy_body_does_not_starve_its_renewal(live):
 
 
 async def test_a_body_that_blocks_the_loop_past_its_lease_still_counts_if_nobody_came(live):
-    @idempotent(store=live, key="k", lease=0.05, ttl=60)
+    @idempotent(store=live, key="k", lease=0.1, ttl=60)
     async def work():
-        time.sleep(0.2)  # noqa: ASYNC251 - no renewal can run meanwhile
+        time.sleep(0.3)  # noqa: ASYNC251 - no renewal can run meanwhile
         return current().number
 
     assert await work() == 1
@@ -706,63 +706,82 @@ async def test_a_waiter_whose_store_goes_away_is_told_and_runs_nothing(store, po
 # --- the lease against the store's own pace -----------------------------------------------------
 
 
-async def test_a_claim_that_arrives_after_its_lease_is_asked_for_again(live):
+class Late:
+    """Time for the guard, in which the first replies to a claim take longer than a lease."""
+
+    def __init__(self, store, clock, replies):
+        self.now = 0.0
+        self._store = store
+        self._clock = clock
+        self._left = replies
+        self._carry = store.line.carry
+        store.line.carry = self.carry
+
+    async def carry(self, verb, call):
+        answer = await self._carry(verb, call)
+        if verb == "claim" and self._left > 0:
+            self._left -= 1
+            self.now += 31
+            self._clock.advance(31)
+            self.meanwhile()
+        return answer
+
+    def meanwhile(self):
+        """What others do until the reply arrives."""
+
+
+@pytest.fixture
+def late(store, clock, monkeypatch):
+    def make(replies):
+        late = Late(store, clock, replies)
+        monkeypatch.setattr(AsyncColour, "now", lambda self: late.now)
+        return late
+
+    return make
+
+
+async def test_a_claim_that_arrives_after_its_lease_is_asked_for_again(store, late):
     calls = []
 
-    @idempotent(store=live, key="k", lease=0.3, ttl=60)
+    @idempotent(store=store, key="k")
     async def work():
         calls.append(current().number)
         return "ok"
 
-    live.line.delay_after["claim"] = 0.4
-    task = asyncio.create_task(work())
-    await until(lambda: live.line.count["claim"] == 2)
-    live.line.delay_after.clear()  # the second request is on its way already, and late as well
-    assert await task == "ok"
+    late(2)
+    assert await work() == "ok"
     assert calls == [1]
-    assert live.line.count["claim"] == 3
+    assert store.line.count["claim"] == 3
 
 
-async def test_a_store_slower_than_the_lease_runs_nothing(live):
+async def test_a_store_slower_than_the_lease_runs_nothing(store, late):
     calls = []
 
-    @idempotent(store=live, key="k", lease=0.02, ttl=60)
+    @idempotent(store=store, key="k")
     async def work():
         calls.append(1)
 
-    live.line.delay_after["claim"] = 0.1
+    late(99)
     with pytest.raises(StoreUnavailableError, match="Make lease longer") as caught:
         await work()
     assert not caught.value.happened
     assert calls == []
-    assert look(live).state is State.FAILED
+    assert look(store).state is State.FAILED
 
 
-async def test_taken_over_before_it_began_it_does_not_begin(live):
+async def test_taken_over_before_it_began_it_does_not_begin(store, late):
     """The reply to the claim is stuck in the network while somebody else does the work."""
 
-    @idempotent(store=live, key="k", operation="o", fingerprint=None, lease=0.2, ttl=60)
+    @idempotent(store=store, key="k", operation="o", fingerprint=None)
     async def work():
         raise AssertionError("must not run")
 
-    live.line.delay_after["claim"] = 0.5
-    task = asyncio.create_task(work())
-    await until(lambda: look(live) is not None)
-    await until(lambda: not isinstance(claimed(live), str))
-    live.line.delay_after.clear()
-    assert await task == "theirs"
+    def take_over():
+        claim = elsewhere(store)
+        run(store.store.ledger(SYNC).complete(claim, Outcome("value", b'"theirs"')))
 
-
-def claimed(live):
-    """Take the key over as soon as its lease is over, and finish."""
-    answer = run(
-        live.store.ledger(SYNC).claim(
-            make_key("k", operation="o"), attempt=new_attempt(), terms=Terms()
-        )
-    )
-    if not hasattr(answer, "claim"):
-        return "not yet"
-    return run(live.store.ledger(SYNC).complete(answer.claim, Outcome("value", b'"theirs"')))
+    late(1).meanwhile = take_over
+    assert await work() == "theirs"
 
 
 async def test_a_holder_forgotten_in_the_middle_learns_it_at_its_next_step(store):
