@@ -71,6 +71,7 @@ class Attempt:
 
     __slots__ = (
         "_active",
+        "_call",
         "_copied",
         "_key",
         "_parent",
@@ -79,7 +80,6 @@ class Attempt:
         "_unrecorded",
         "_value",
         "asked",
-        "call",
         "claim",
         "lost",
     )
@@ -87,7 +87,7 @@ class Attempt:
     def __init__(self, key: Key, claim: Claim | None, call: Call) -> None:
         self._key = key
         self.claim = claim
-        self.call = call
+        self._call: Call | None = call
         self._parent = CURRENT.get()
         self._active = claim is not None
         self.asked = False
@@ -131,6 +131,15 @@ class Attempt:
     def result(self) -> Any:
         """What was recorded, on a replay; what `done` was given, else."""
         return self._value
+
+    @property
+    def call(self) -> Call:
+        """The flow behind this attempt, while it lasts."""
+        if self._call is None:
+            raise SettingsError(
+                f"the attempt at {self.key!r} is over; take its steps before its body returns"
+            )
+        return self._call
 
     def done(self, value: Any) -> None:
         """Set the result that `once` records when the block ends."""
@@ -639,6 +648,7 @@ class Call:
             self._timer = None
         if self.attempt is not None:
             self.attempt._active = False
+            self.attempt._call = None  # or the two would wait for the garbage collector
         ROOM.ring(self.key.id)
 
     # --- steps --------------------------------------------------------------------------------

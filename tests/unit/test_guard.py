@@ -1166,3 +1166,44 @@ def test_with_a_key_an_argument_that_cannot_be_compared_points_to_fingerprint(st
     with pytest.raises(SettingsError, match=r"session.*fingerprint=") as caught:
         pay(1, object())
     assert "give key=" not in str(caught.value)
+
+
+async def test_a_step_after_the_end_is_refused(store, calls):
+    import asyncio
+
+    over = asyncio.Event()
+
+    async def straggler():
+        await over.wait()
+        await step("late", lambda: calls.append(1))
+
+    @idempotent(store=store)
+    async def work():
+        return asyncio.create_task(straggler()) and 1
+
+    tasks_before = asyncio.all_tasks()
+    assert await work() == 1
+    over.set()
+    (task,) = asyncio.all_tasks() - tasks_before
+    with pytest.raises(SettingsError, match="is over"):
+        await task
+    assert calls == []
+
+
+def test_a_call_leaves_nothing_for_the_garbage_collector(store):
+    import gc
+
+    @idempotent(store=store)
+    def work(n):
+        return n
+
+    work(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for n in range(1, 50):
+            work(n)
+            work(n)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
