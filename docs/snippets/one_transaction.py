@@ -35,21 +35,17 @@ def place_order(order, amount):
     return attempt.result
 
 
-# --- a failure on SQLite
+# --- a failure
 def place_and_fail(order, amount):
     with (
         Session(engine) as session,
         session.begin(),
         once(f"order:{order}", store=store.bind(session), operation="place_order"),
     ):
-        try:
-            session.execute(
-                sa.text("INSERT INTO orders VALUES (:id, :amount)"), {"id": order, "amount": amount}
-            )
-            raise ConnectionError("after the row was written")
-        except Exception:
-            session.rollback()  # lets go of the file, so that the claim can be released
-            raise
+        session.execute(
+            sa.text("INSERT INTO orders VALUES (:id, :amount)"), {"id": order, "amount": amount}
+        )
+        raise ConnectionError("after the row was written")  # the row goes, then the claim
 
 
 # --- async

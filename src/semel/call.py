@@ -63,6 +63,9 @@ RENEWALS_PER_LEASE = 3
 # How often a claim may arrive after its own lease before the call is given up.
 LATE_CLAIMS = 3
 
+# Errors of ours that say nothing about the effect: they are never recorded as its outcome.
+PASSING = (SettingsError, InProgressError, ClaimLostError, StoreUnavailableError)
+
 UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 
 
@@ -586,7 +589,7 @@ class Call:
 
     def _failure(self, error: Exception) -> Callable[[], Coroutine[Any, Any, Verdict]]:
         claim = self._claimed()
-        if self.policy.on_failure == "lock" and not isinstance(error, SettingsError):
+        if self.policy.on_failure == "lock" and not isinstance(error, PASSING):
             outcome = Outcome("error", encode_error(error))
             return lambda: self._ledger.complete(claim, outcome)
         return lambda: self._ledger.release(claim, error=summary(error))

@@ -1207,3 +1207,16 @@ def test_a_call_leaves_nothing_for_the_garbage_collector(store):
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+async def test_an_error_of_ours_that_will_pass_is_never_locked_in(paint, store, calls):
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise InProgressError("an inner guard is busy", key="inner")
+        return "ok"
+
+    work = paint.guard(work, store=store, on_failure="lock")
+    with pytest.raises(InProgressError, match="inner"):
+        await paint.call(work)
+    assert await paint.call(work) == "ok"

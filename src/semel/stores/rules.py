@@ -156,7 +156,8 @@ def key_of(op: Operation) -> Key:
 
 def apply(row: Row | None, op: Operation, now_us: int) -> tuple[Answer | Verdict, Row | None]:
     """What the operation is answered, and the row to write (None: leave it as it is)."""
-    return _RULES[type(op)](row, op, now_us)
+    answered: tuple[Answer | Verdict, Row | None] = _RULES[type(op)](row, op, now_us)
+    return answered
 
 
 # --- claim --------------------------------------------------------------------------------------

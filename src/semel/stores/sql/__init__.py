@@ -16,7 +16,6 @@ transaction has done: the one can be committed without the other. That is what `
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Any
@@ -29,7 +28,7 @@ except ImportError as error:  # pragma: no cover - every test environment has it
 
     raise SettingsError("SQLAlchemy is not installed: pip install 'semel[sql]'") from error
 
-from semel.colour import Colour
+from semel.colour import Colour, after_fork
 from semel.errors import SettingsError
 from semel.ports import StoreLedger
 from semel.stores.sql import lines
@@ -155,4 +154,4 @@ def _after_fork() -> None:
         store._forked()  # noqa: SLF001 - one module, one class
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

@@ -6,11 +6,13 @@ committed together or not at all, and a crash leaves only a lease. `claim`, `ren
 and learn that it is busy without waiting for the session.
 
 A claim that is no longer current must not let its business rows through: the session is rolled
-back before the answer is `Lost`.
+back before the answer is `Lost`, and before a claim is given up. That also frees SQLite's only
+write lock, behind which the `release` would wait in vain.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sqlalchemy as sa
@@ -30,6 +32,8 @@ from semel.values import Claim, Kept, Lost, Outcome, Verdict
 
 if TYPE_CHECKING:
     from semel.stores.sql import SQLStore
+
+log = logging.getLogger("semel")
 
 Session: TypeAlias = (
     orm.Session
@@ -71,7 +75,7 @@ def _bound(ledger: Any, session: Session) -> BoundLedger:
 
 
 class BoundLedger:
-    """The store's own ledger, except for `complete`."""
+    """The store's own ledger, except for how a claim ends."""
 
     def __init__(self, ledger: SQLLedger, session: Session) -> None:
         self._ledger = ledger
@@ -93,6 +97,23 @@ class BoundLedger:
             ) from error
         await self._roll_back()
         return await self._ledger.run(lambda own: _refusal(own, op))
+
+    async def release(self, claim: Claim, *, error: str | None = None) -> Verdict:
+        await self._undo()
+        return await self._ledger.release(claim, error=error)
+
+    async def renew(self, claim: Claim, *, lease_s: float | None = None) -> Verdict:
+        # A lease of 0 gives the claim up; any other renewal comes from the background, where the
+        # session must not be touched.
+        if lease_s == 0:
+            await self._undo()
+        return await self._ledger.renew(claim, lease_s=lease_s)
+
+    async def _undo(self) -> None:
+        try:
+            await self._roll_back()
+        except exc.SQLAlchemyError as error:  # a dead connection has rolled back by itself
+            log.warning("semel: the bound session could not be rolled back: %s", error)
 
     async def _link(self) -> Link:
         if isinstance(self._session, AsyncConnection | sa.Connection):
