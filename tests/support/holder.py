@@ -1,6 +1,6 @@
 """A process that holds a key and can be killed or frozen at a named point.
 
-    python -m support.holder URL KEY --colour sync|async --at POINT --do kill|stop --crash retry|hold
+    python -m support.holder URL KEY --colour sync --at POINT --do kill|stop --crash retry|hold
 
 The receiver of the effect is a file in $HOLDER_FOLDER, one line per effect, written by one
 `write`; it dedupes by the key it is given, as a payment provider would (`--receiver plain` does
