@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from semel.colour import ASYNC, SYNC, run
 from semel.errors import SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
-from semel.stores.sql import SQLStore, init
+from semel.stores.sql import SQLStore, init, lines
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.values import Busy, Done, Kept, Lost, Outcome, State, Terms, Won
 from support.proxy import Proxy
@@ -205,6 +205,22 @@ def test_a_cut_network_is_unavailable_and_heals(proxied):
     store.close()
 
 
+@pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+async def test_a_frozen_server_is_unavailable(proxied, colour, monkeypatch):
+    monkeypatch.setattr(lines, "ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(lines, "CONNECT_WITHIN_S", 2)
+    proxy, url = proxied
+    store = SQLStore(url)
+    ledger = store.ledger(colour)
+    won = await ask(ledger)
+    proxy.freeze()
+    with pytest.raises(StoreUnavailableError):
+        await ledger.complete(won.claim, VALUE)
+    proxy.pass_through()
+    assert await ledger.complete(won.claim, VALUE) == Kept()
+    await store.aclose()
+
+
 # --- many at once -------------------------------------------------------------------------------
 
 
@@ -271,7 +287,9 @@ async def test_a_deadlock_storm_changes_no_answer(mariadb_url):
 
 def _connect(url, **settings):
     u = make_url(url)
-    return pymysql.connect(host=u.host, port=u.port, user=u.username, database=u.database, **settings)
+    return pymysql.connect(
+        host=u.host, port=u.port, user=u.username, database=u.database, **settings
+    )
 
 
 def _lock_rows(url, keys, seed, over):
