@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool
 
-from semel.colour import Colour
+from semel.colour import ASYNC, SYNC, Colour
 from semel.errors import SettingsError
 from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.faults import TRIES, BrokenError, Fault, fault_of, pause_s, unavailable
@@ -30,6 +30,9 @@ Work = Callable[[Link], Awaitable[T]]
 
 # How long to wait for a connection to be made before the store counts as unavailable.
 CONNECT_WITHIN_S = 10
+
+# How long a frozen server is waited for. No statement of ours takes a second on a healthy one.
+ANSWER_WITHIN_S = 30.0
 
 # A claim in flight on each of 32 threads, and as many again in a burst.
 POOL = {"pool_size": 32, "max_overflow": 32}
@@ -73,34 +76,42 @@ def with_driver(url: URL, colour: str) -> URL:
     raise SettingsError(f"{names[0]} is not installed: pip install 'semel[{extra}]'")
 
 
-def _connect_args(url: URL) -> dict[str, Any]:
-    match url.drivername:
-        case "postgresql":
-            return {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_WITHIN_S}
-        case "mysql" | "mariadb":
-            return {"connect_timeout": CONNECT_WITHIN_S, "init_command": MYSQL_SESSION}
-    return {"timeout": CONNECT_WITHIN_S}
+def _connect_args(url: URL, driver: str) -> dict[str, Any]:
+    if url.drivername == "sqlite":
+        return {"timeout": CONNECT_WITHIN_S}
+    within = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_WITHIN_S}
+    if driver in {"pymysql", "asyncmy"}:
+        return {**within, "read_timeout": ANSWER_WITHIN_S}
+    return within
 
 
 # Strict: a value that does not fit is an error, never cut. READ COMMITTED: no gap locks, which
-# are what makes inserts of different keys deadlock. Nobody waits long for a row: see `fenced`.
+# are what makes inserts of different keys deadlock. And nobody waits long for a row that somebody
+# else's transaction has locked.
 MYSQL_SESSION = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1, "
-    "tx_isolation = 'READ-COMMITTED'"
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 
-# A plan made while the table was small may scan it, and stays cached while it grows.
+# Planning a claim takes four times as long as carrying it out, and the plan never depends on the
+# values. One made while the table was small may scan it, and would stay while the table grows.
 POSTGRES_SESSION = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
 )
 
 SQLITE_SESSION = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
+SESSIONS = {
+    "postgresql": (POSTGRES_SESSION,),
+    "mysql": MYSQL_SESSION,
+    "mariadb": MYSQL_SESSION,
+    "sqlite": SQLITE_SESSION,
+}
+
 
 def open_engine(url: URL) -> sa.Engine:
-    engine = sa.create_engine(
-        with_driver(url, "sync"), poolclass=QueuePool, **POOL, **_settings(url)
-    )
+    full = with_driver(url, "sync")
+    engine = sa.create_engine(full, poolclass=QueuePool, **POOL, **_settings(url, full))
     _on_connect(engine, url.drivername)
     return engine
 
@@ -108,22 +119,23 @@ def open_engine(url: URL) -> sa.Engine:
 def open_async_engine(url: URL) -> AsyncEngine:
     if find_spec("greenlet") is None:
         raise SettingsError("greenlet is not installed: pip install 'semel[sql]'")
-    engine = create_async_engine(with_driver(url, "async"), poolclass=NullPool, **_settings(url))
+    full = with_driver(url, "async")
+    engine = create_async_engine(full, poolclass=NullPool, **_settings(url, full))
     _on_connect(engine.sync_engine, url.drivername)
     return engine
 
 
-def _settings(url: URL) -> dict[str, Any]:
+def _settings(url: URL, full: URL) -> dict[str, Any]:
     """Everything is autocommit, so there is nothing to roll back when a link is given back."""
     return {
         "isolation_level": "AUTOCOMMIT",
         "pool_reset_on_return": None,
-        "connect_args": _connect_args(url),
+        "connect_args": _connect_args(url, full.get_driver_name()),
     }
 
 
 def _on_connect(engine: sa.Engine, database: str) -> None:
-    statements = {"postgresql": (POSTGRES_SESSION,), "sqlite": SQLITE_SESSION}.get(database, ())
+    statements = SESSIONS[database]
 
     @event.listens_for(engine, "connect")
     def prepare(dbapi: Any, _: Any) -> None:
@@ -196,13 +208,27 @@ class _Engine:
         )
 
     def broke(self, error: Exception, connection: sa.Connection) -> bool:
+        if fault_of(error) is Fault.GONE:
+            return True
         if self.is_psycopg:
             driver: Any = connection.connection.driver_connection
             return bool(driver is None or driver.closed)
-        if fault_of(error) is Fault.GONE:
-            return True
         dbapi: Any = connection.connection
         return self.engine.dialect.is_disconnect(error, dbapi, None)  # type: ignore[arg-type]
+
+
+async def in_time(work: Work[T], link: Link, colour: Colour) -> T:
+    """Run the work, and hang up on a server that does not answer.
+
+    psycopg waits for ever; the MySQL drivers have a timeout of their own.
+    """
+    if not isinstance(link, PsycopgLink | AsyncPsycopgLink):
+        return await work(link)
+    timer = colour.later(ANSWER_WITHIN_S, link.hang_up)
+    try:
+        return await work(link)
+    finally:
+        timer.cancel()
 
 
 class SyncLines(_Engine):
@@ -215,7 +241,7 @@ class SyncLines(_Engine):
     async def use(self, work: Work[T]) -> T:
         with self.engine.connect() as connection:
             try:
-                return await work(self._link(connection))
+                return await in_time(work, self._link(connection), SYNC)
             except self.errors as error:
                 if not self.broke(error, connection):
                     raise
@@ -266,7 +292,7 @@ class AsyncLines(_Engine):
 
     async def _watched(self, work: Work[T], connection: AsyncConnection, link: Link) -> T:
         try:
-            return await work(link)
+            return await in_time(work, link, ASYNC)
         except self.errors as error:
             if not self.broke(error, _sync(connection)):
                 raise

@@ -8,6 +8,8 @@ keep its pools, its dialects and its knowledge of drivers.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -122,12 +124,20 @@ class _OneByOne:
 # --- psycopg, without anything in between -------------------------------------------------------
 
 
-class PsycopgLink(_OneByOne):
-    """psycopg's own sync connection; values and rows travel in binary."""
-
+class _Psycopg(_OneByOne):
     def __init__(self, driver: Any, dialect: Dialect) -> None:
         self._driver = driver
         self.dialect = dialect
+
+    async def hang_up(self) -> None:
+        """End the connection under whoever waits for its answer."""
+        if not self._driver.closed:
+            with socket.socket(fileno=os.dup(self._driver.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+
+class PsycopgLink(_Psycopg):
+    """psycopg's own sync connection; values and rows travel in binary."""
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
         cursor = self._driver.execute(self.dialect.say(statement), params, binary=True)
@@ -137,12 +147,8 @@ class PsycopgLink(_OneByOne):
         return int(self._driver.execute(self.dialect.say(statement), params).rowcount)
 
 
-class AsyncPsycopgLink(_OneByOne):
+class AsyncPsycopgLink(_Psycopg):
     """psycopg's own async connection."""
-
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
-        self._driver = driver
-        self.dialect = dialect
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
         cursor = await self._driver.execute(self.dialect.say(statement), params, binary=True)
