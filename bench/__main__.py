@@ -81,6 +81,7 @@ class Report:
         self._text: list[str] = []
         self._verdicts: list[table.Verdict] = []
         self._plain: list[Any] = []
+        self._disturbed: list[str] = []
         self._start = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -88,26 +89,46 @@ class Report:
         print(text, end="\n\n", flush=True)
 
     def add_scenario(self, scenario: Any, places: machine.Machine, effort: Effort) -> None:
+        others = machine.Others()
         results = scenario.run(places, effort)
         self.say(table.scenario_tables(scenario, results))
+        self._note(scenario.title, others)
         self._verdicts += table.verdicts(scenario, results)
         self._plain.append(table.plain(scenario, results))
 
     def add_volume(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
         from bench import volume
 
+        others = machine.Others()
         found = volume.run(places, volume.SIZES[_size(wishes)])
         self.say(found.text)
+        self._note("Volume", others)
         self._verdicts += found.verdicts
         self._plain.append(found.plain)
+
+    def _note(self, title: str, others: machine.Others) -> None:
+        cores = others.cores()
+        if cores is None:
+            return
+        self.say(f"Other processes used {cores:.2f} cores meanwhile.")
+        if cores > machine.QUIET_CORES:
+            self._disturbed.append(title)
 
     def close(self, wishes: argparse.Namespace) -> None:
         self.say(table.summary(self._verdicts))
         if wishes.json:
             wishes.json.write_text(json.dumps({"facts": machine.facts(), "found": self._plain}))
-        if wishes.write_docs:
-            table.write_docs(DOCS, "\n\n".join(self._text))
         print(f"{time.monotonic() - self._start:.0f} s; load now {machine.load():.2f}")
+        if wishes.write_docs:
+            self._write_docs()
+
+    def _write_docs(self) -> None:
+        if self._disturbed:
+            raise SystemExit(
+                f"{DOCS.name} was left as it is: other processes used more than "
+                f"{machine.QUIET_CORES} cores during {'; '.join(self._disturbed)}"
+            )
+        table.write_docs(DOCS, "\n\n".join(self._text))
 
 
 def _size(wishes: argparse.Namespace) -> str:

@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,9 +26,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support import binaries, servers  # noqa: E402 - found by the line above
+from support.process import family  # noqa: E402
 
 # From here on, what else runs on the machine decides more than what is measured.
 QUIET_LOAD = 0.5
+QUIET_CORES = 0.2
 
 DISTRIBUTIONS = (
     "idemkit",
@@ -142,6 +145,43 @@ def file_system(folder: Path) -> str:
 
 def load() -> float:
     return os.getloadavg()[0]
+
+
+class Others:
+    """How many cores everybody else on this machine used since this was made.
+
+    The load at the start says nothing about the minutes after it, and a measurement makes load
+    itself. None where there is no /proc.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._used()
+
+    def cores(self) -> float | None:
+        now = self._used()
+        if now is None or self._start is None:
+            return None
+        (all_s, ours_s, at), (all_0, ours_0, at_0) = now, self._start
+        return max(0.0, (all_s - all_0 - (ours_s - ours_0)) / (at - at_0))
+
+    def _used(self) -> tuple[float, float, float] | None:
+        """Processor seconds of all processes and of ours, and when."""
+        try:
+            words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        except OSError:
+            return None
+        user, nice, system, _idle, _waiting, irq, softirq, *_ = map(int, words)
+        ticks = os.sysconf("SC_CLK_TCK")
+        ours = sum(map(_spent, family(os.getpid())))
+        return (user + nice + system + irq + softirq) / ticks, ours / ticks, time.monotonic()
+
+
+def _spent(pid: int) -> int:
+    """A process's own time and that of its children that have ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15]))
+    return 0
 
 
 def facts() -> dict[str, str]:
