@@ -572,8 +572,10 @@ class Call:
 
     async def fail(self, error: Exception) -> Any:
         """Record the failure as the policy says; the answer is it, or a winner's outcome."""
-        if self.attempt is not None and self.attempt._unrecorded:
-            # A step happened and is not written down: that is a crash, not a failure.
+        unrecorded = self.attempt is not None and self.attempt._unrecorded
+        if unrecorded or isinstance(error, OutcomeUnknownError):
+            # A step that happened and is not written down, or a body that says it cannot tell:
+            # that is a crash, not a failure.
             await self.interrupt(error)
             return Raised(error)
         try:

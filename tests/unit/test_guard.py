@@ -1220,3 +1220,15 @@ async def test_an_error_of_ours_that_will_pass_is_never_locked_in(paint, store, 
     with pytest.raises(InProgressError, match="inner"):
         await paint.call(work)
     assert await paint.call(work) == "ok"
+
+
+@pytest.mark.parametrize(("policy", "state"), [("hold", State.UNKNOWN), ("retry", State.FAILED)])
+async def test_a_body_may_say_that_it_cannot_tell(paint, store, calls, policy, state):
+    def work():
+        calls.append(1)
+        raise OutcomeUnknownError("the provider did not answer in time")
+
+    work = paint.guard(work, store=store, key="k", on_crash=policy, on_failure="lock")
+    with pytest.raises(OutcomeUnknownError, match="provider"):
+        await paint.call(work)
+    assert (await paint.ledger(store, "look", make_key("k").id)).state is state

@@ -137,6 +137,19 @@ class LedgerContract:
         assert isinstance(again, Won)
         assert again.claim == first.claim
 
+    async def test_a_repeated_takeover_is_told_of_the_orphan_again(
+        self, store: Any, ledger: Any
+    ) -> None:
+        await self.win(ledger, self.key(), RECOVER)
+        await self.age(store, LEASE_S + 1)
+        attempt = new_attempt()
+        first = await ledger.claim(self.key(), attempt=attempt, fingerprint=FP, terms=RECOVER)
+        again = await ledger.claim(self.key(), attempt=attempt, fingerprint=FP, terms=RECOVER)
+        assert first.orphan is not None
+        assert again == first
+        await ledger.release(first.claim, error="boom")
+        assert (await self.win(ledger, self.key(), RECOVER)).orphan is None
+
     @pytest.mark.parametrize(
         "outcome",
         [

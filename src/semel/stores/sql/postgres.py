@@ -25,6 +25,7 @@ from typing import Any
 from semel.errors import CorruptRecordError
 from semel.stores import rules
 from semel.stores.rules import (
+    LAPSED,
     PAST_KEPT,
     Claiming,
     Completing,
@@ -86,6 +87,13 @@ def _past(ended: str, ending: str) -> str:
     )::text"""
 
 
+def _gone(part: int) -> str:
+    """Part of the attempt that this one took over from, as `rules._taken_over` finds it."""
+    last = "(r.past::jsonb -> -1)"
+    return f"""CASE WHEN {last} ->> 5 = '{LAPSED}' AND ({last} ->> 0)::int = r.number - 1
+        THEN ({last} ->> {part})::int8 END"""
+
+
 # --- claim --------------------------------------------------------------------------------------
 
 ASKED = (
@@ -145,7 +153,7 @@ wish AS MATERIALIZED (
     SELECT DISTINCT ON (id) * FROM seen WHERE sight = 'free' ORDER BY id, n
 ),
 locked AS MATERIALIZED (
-    SELECT w.*, r.fence AS old_fence, r.lease_until AS old_lease,
+    SELECT w.*,
         CASE WHEN r.expires_at <= w.now THEN 'anew'
              WHEN r.state = 'FAILED' THEN 'again'
              WHEN r.attempt = w.attempt THEN 'own'
@@ -177,11 +185,10 @@ taken AS (
         outcome = NULL, status_code = NULL, response = NULL, body = NULL, error = NULL,
         steps = CASE w.how WHEN 'anew' THEN NULL ELSE r.steps END,
         past = CASE w.how WHEN 'anew' THEN NULL
-                          WHEN 'over' THEN {_past(_us("r.lease_until"), "'lease ran out'")}
+                          WHEN 'over' THEN {_past(_us("r.lease_until"), f"'{LAPSED}'")}
                           ELSE r.past END
     FROM locked AS w WHERE r.id = w.id
-    RETURNING w.n, r.fence, r.number, r.steps, CASE w.how WHEN 'over' THEN w.old_fence END AS gone,
-        {_us("w.old_lease")} AS since
+    RETURNING w.n, r.fence, r.number, r.steps, {_gone(1)} AS gone, {_gone(4)} AS since
 )
 SELECT s.n, s.sight, coalesce(f.fence, t.fence), t.number, t.steps, t.gone, t.since,
     CASE s.sight WHEN 'busy' THEN {_us("s.ends")} - {_us("s.now")}
