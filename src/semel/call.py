@@ -78,8 +78,8 @@ class Attempt:
         "_copied",
         "_key",
         "_parent",
-        "_stepping",
         "_steps",
+        "_taken",
         "_unrecorded",
         "_value",
         "asked",
@@ -97,7 +97,7 @@ class Attempt:
         self._copied = False
         self._value: Any = None
         self._steps: dict[str, bytes] = {}
-        self._stepping: set[str] = set()
+        self._taken: set[str] = set()
         self._unrecorded = False
         self.lost = False
 
@@ -344,8 +344,8 @@ class Call:
 
     def _in_progress(self, answer: Busy) -> InProgressError:
         return InProgressError(
-            f"{self.key.text!r} is being worked on right now; ask again in "
-            f"{answer.left_s:.1f}s at the latest, or use on_duplicate='wait'",
+            f"{self.key.text!r} is held by another call, which is running or has died; its lease "
+            f"ends in {answer.left_s:.1f}s at the latest. Ask again, or use on_duplicate='wait'",
             key=self.key.text,
             retry_after=answer.left_s,
         )
@@ -354,7 +354,7 @@ class Call:
         if answer.what == "operation":
             what, advice = "for another operation", "or set per_operation=True"
         else:
-            what, advice = "with other arguments", "or set fingerprint=None"
+            what, advice = "with other arguments", "or choose with fingerprint= what is compared"
         return IdempotencyConflictError(
             f"{self.key.text!r} was used before {what}; nothing was run. Use a new key for a new "
             f"effect, {advice}",
@@ -664,23 +664,25 @@ class Call:
         """A recovery point: done once, replayed to later attempts."""
         attempt = self.attempt
         assert attempt is not None
+        if name in attempt._taken:
+            raise SettingsError(
+                f"step {name!r} was taken already in this attempt; give each step its own name, "
+                f'such as f"{name}:{{item}}" in a loop'
+            )
+        attempt._taken.add(name)
         if name in attempt._steps:
             return self._replay_step(name, attempt._steps[name])
-        if name in attempt._stepping:
-            raise SettingsError(
-                f"step {name!r} is already running in this attempt; give each step its own name"
-            )
         attempt.raise_if_lost()
-        attempt._stepping.add(name)
         try:
             value = fn(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await self._awaited_step(name, value)
-            await self._note(attempt, name, value)
-        except StopIteration as error:
-            return Raised(error)
-        finally:
-            attempt._stepping.discard(name)
+        except BaseException as error:
+            attempt._taken.discard(name)  # it failed: the body may try it again
+            if isinstance(error, StopIteration):
+                return Raised(error)
+            raise
+        await self._note(attempt, name, value)
         return value
 
     async def _awaited_step(self, name: str, value: Awaitable[Any]) -> Any:

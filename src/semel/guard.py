@@ -264,7 +264,8 @@ class _CommandKey:
             key = cast("dict[str, Any]", command).get("idempotency_key")
         if key is None:
             raise SettingsError(
-                f"the {self.parameter} has no idempotency_key; set one on it, or give key="
+                f"the command (parameter {self.parameter}) has no idempotency_key; set one on it, "
+                "or give key="
             )
         return cast("str | bytes", key)
 
@@ -286,6 +287,7 @@ class _Guard:
         version: str,
     ) -> None:
         _refuse_generators(fn)
+        _refuse_settings(scope, fingerprint, version)
         self._fn = fn
         self._policy = policy
         self._store = store
@@ -299,6 +301,7 @@ class _Guard:
         self._key = self._key_setting(key)
         self._calls_key = callable(self._key)
         self._compares = key is not None and fingerprint is not None
+        self._asks = callable(self._key) or callable(scope) or callable(fingerprint)
         self._required: WeakSet[StoreLedger] = WeakSet()
         if policy.recover is not None and self._colour is SYNC and _is_async(policy.recover):
             raise SettingsError("recover is async, but the guarded function is not")
@@ -312,6 +315,8 @@ class _Guard:
         if key is None:
             return keys.AutoKey(self._operation)
         if isinstance(key, str):
+            if not key:
+                raise SettingsError("key='' is empty; write a template such as 'invoice:{user_id}'")
             return keys.Template(key, self._binder.names)
         if not callable(key) and not isinstance(key, _CommandKey):
             raise SettingsError(
@@ -326,6 +331,8 @@ class _Guard:
 
     def _identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
         bound = self._binder.bind(args, kwargs)
+        if self._asks:
+            args, kwargs = self._binder.spread(bound, args, kwargs)
         text = self._key(*args, **kwargs) if self._calls_key else self._key.render(bound)
         key = keys.make_key(
             text,
@@ -433,6 +440,17 @@ def _is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
         getattr(fn, "__call__", None)  # noqa: B004
     )
+
+
+def _refuse_settings(scope: Any, fingerprint: Any, version: Any) -> None:
+    if not (scope is None or callable(scope) or (isinstance(scope, str) and scope)):
+        raise SettingsError(f"scope={scope!r} is neither a tenant's name nor a function")
+    if not (fingerprint in ("arguments", None) or callable(fingerprint)):
+        raise SettingsError(
+            f"fingerprint={fingerprint!r} is unknown; give 'arguments', None, or a function of "
+            "the arguments that answers what to compare"
+        )
+    keys.make_key("any", version=version)
 
 
 def _refuse_generators(fn: Any) -> None:

@@ -329,6 +329,12 @@ class Binder:
         self.names = tuple(parameter.name for parameter in parameters)
         self.self_name = _self_name(self._fn, self.names)
         self._stub = _stub(self._fn, parameters)
+        kinds = inspect.Parameter
+        in_order = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        self._positional = [p.name for p in parameters if p.kind in in_order]
+        self._by_name = [p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY]
+        self._star = next((p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), None)
+        self._stars = next((p.name for p in parameters if p.kind is kinds.VAR_KEYWORD), None)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Every parameter with its argument, defaults included."""
@@ -336,6 +342,23 @@ class Binder:
             args, kwargs = (*self._held, *args), {**self._named, **kwargs}
         bound: dict[str, Any] = self._stub(*args, **kwargs)
         return bound
+
+    def spread(
+        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call as if every default had been spelled out.
+
+        What a partial holds was never the caller's to give, so its calls stay as they are.
+        """
+        if self._held or self._named:
+            return args, kwargs
+        spelled = tuple(bound[name] for name in self._positional)
+        if self._star:
+            spelled += bound[self._star]
+        named = {name: bound[name] for name in self._by_name}
+        if self._stars:
+            named |= bound[self._stars]
+        return spelled, named
 
 
 def _opened(fn: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

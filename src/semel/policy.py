@@ -100,8 +100,12 @@ def make_policy(
             f"max_run={max_run_s:g}s is shorter than lease={lease_s:g}s; a holder keeps its key "
             "for at least one lease, so make max_run at least as long"
         )
-    if max_waiters < 1 or max_result < 1:
-        raise SettingsError("max_waiters and max_result must be at least 1")
+    limits: tuple[tuple[str, Any], ...] = (("max_waiters", max_waiters), ("max_result", max_result))
+    for name, most in limits:
+        if not isinstance(most, int) or most < 1:
+            raise SettingsError(f"{name}={most!r} must be a whole number of at least 1")
+    if codec is not None and not (hasattr(codec, "encode") and hasattr(codec, "decode")):
+        raise SettingsError(f"codec={codec!r} cannot work; it needs encode(value) and decode(data)")
     _one_of("on_duplicate", on_duplicate, ("return", "raise", "wait"))
     _one_of("on_failure", on_failure, ("unlock", "lock"))
     _one_of("on_unavailable", on_unavailable, ("raise", "run"))

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel import OutcomeUnknownError, once
+from semel import OutcomeUnknownError, SettingsError, once
 from semel.colour import SYNC, run
 from semel.keys import make_key
 from semel.stores.sql import SQLStore, init
@@ -123,3 +123,20 @@ async def test_the_same_in_async(url, store, engine):
     finally:
         await async_engine.dispose()
         await own.aclose()
+
+
+def test_a_session_that_cannot_carry_the_outcome_is_refused_before_anything_runs(url, store):
+    engine = sa.create_engine(_driver(url), isolation_level="AUTOCOMMIT")
+    try:
+        for _ in range(2):
+            with (
+                pytest.raises(SettingsError, match="AUTOCOMMIT"),
+                Session(engine) as session,
+                once("k", store=store.bind(session)),
+            ):
+                raise AssertionError("must not be entered")
+        assert record(store) is None
+    finally:
+        engine.dispose()
+    with pytest.raises(SettingsError, match="int"):
+        store.bind(5)

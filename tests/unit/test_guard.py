@@ -965,6 +965,12 @@ async def test_recursion_on_other_keys_works(paint, store):
         ({"store": "nonsense://x"}, "sqlite:///"),
         ({"store": 7}, "semel.stores"),
         ({"max_waiters": 0}, "max_waiters"),
+        ({"max_result": -1}, "max_result=-1"),
+        ({"codec": 5}, "encode"),
+        ({"key": "", "fingerprint": None}, "empty"),
+        ({"key": "k:{x}", "fingerprint": "x"}, "function of the arguments"),
+        ({"scope": 5}, "tenant"),
+        ({"version": 2}, "version"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_decoration(settings, says):
@@ -1232,3 +1238,57 @@ async def test_a_body_may_say_that_it_cannot_tell(paint, store, calls, policy, s
     with pytest.raises(OutcomeUnknownError, match="provider"):
         await paint.call(work)
     assert (await paint.ledger(store, "look", make_key("k").id)).state is state
+
+
+async def test_functions_of_the_call_get_the_defaults_too(paint, store, calls):
+    def pay(order, amount=5, *items, note="", **more):
+        calls.append(order)
+        return order
+
+    def seen(order, amount, *items, note, **more):
+        return f"{order}-{amount}-{items}-{note}-{more}"
+
+    pay = paint.guard(pay, store=store, key=seen, fingerprint=seen, scope=seen)
+    await paint.call(pay, 1)
+    await paint.call(pay, order=1, amount=5, note="")
+    assert calls == [1]
+    assert pay.key_for(1, 5, "a", note="n", extra=2).text == "1-5-('a',)-n-{'extra': 2}"
+
+
+async def test_a_step_name_is_taken_once_per_attempt(paint, store, calls):
+    def body():
+        for item in "ab":
+            step("ship", calls.append, item)
+
+    async def abody():
+        for item in "ab":
+            await step("ship", calls.append, item)
+
+    work = paint.guard(body if paint.colour is SYNC else abody, store=store)
+    with pytest.raises(SettingsError, match="its own name"):
+        await paint.call(work)
+    assert calls == ["a"]
+
+
+async def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(paint, store, calls):
+    def flaky():
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("blip")
+        return "ok"
+
+    def body():
+        try:
+            return step("charge", flaky)
+        except ConnectionError:
+            return step("charge", flaky)
+
+    async def abody():
+        try:
+            return await step("charge", flaky)
+        except ConnectionError:
+            return await step("charge", flaky)
+
+    work = paint.guard(body if paint.colour is SYNC else abody, store=store)
+    assert await paint.call(work) == "ok"
+    assert len(calls) == 2

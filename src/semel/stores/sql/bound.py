@@ -13,7 +13,7 @@ write lock, behind which the `release` would wait in vain.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc, orm
@@ -28,7 +28,7 @@ from semel.stores.sql import fenced, generic
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
-from semel.values import Claim, Kept, Lost, Outcome, Verdict
+from semel.values import Answer, Claim, Kept, Key, Lost, Outcome, Terms, Verdict
 
 if TYPE_CHECKING:
     from semel.stores.sql import SQLStore
@@ -45,15 +45,22 @@ Session: TypeAlias = (
 )
 
 _ASYNC = (AsyncSession, async_scoped_session, AsyncConnection)
+_SYNC = (orm.Session, orm.scoped_session, sa.Connection)
 
 
 class BoundStore:
     """A store for one session. It holds nothing of its own: closing it does nothing."""
 
     def __init__(self, store: SQLStore, session: Session) -> None:
+        if not isinstance(session, (*_ASYNC, *_SYNC)):
+            raise SettingsError(
+                f"bind() got a {type(session).__name__}; give it the SQLAlchemy session or "
+                "connection whose transaction is to carry the outcome"
+            )
         self._session = session
         self._colour = ASYNC if isinstance(session, _ASYNC) else SYNC
-        self._ledger = _bound(store.ledger(self._colour), session)
+        bound: Any = BoundLedger(cast("SQLLedger", store.ledger(self._colour)), session)
+        self._ledger: StoreLedger = bound
 
     def ledger(self, colour: Colour) -> StoreLedger:
         if colour.name != self._colour.name:
@@ -70,12 +77,8 @@ class BoundStore:
         pass
 
 
-def _bound(ledger: Any, session: Session) -> BoundLedger:
-    return BoundLedger(ledger, session)
-
-
 class BoundLedger:
-    """The store's own ledger, except for how a claim ends."""
+    """The store's own ledger, except for how a claim begins and ends."""
 
     def __init__(self, ledger: SQLLedger, session: Session) -> None:
         self._ledger = ledger
@@ -83,6 +86,12 @@ class BoundLedger:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
+
+    async def claim(
+        self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
+    ) -> Answer:
+        await self._link()  # a session that cannot carry the outcome is refused before it begins
+        return await self._ledger.claim(key, attempt=attempt, fingerprint=fingerprint, terms=terms)
 
     async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
         op = Completing(claim, outcome)
@@ -124,8 +133,9 @@ class BoundLedger:
             connection = self._session.connection()
         _refuse_autocommit(connection)
         dialect = dialect_named(connection.dialect.name, connection.dialect.paramstyle)
-        kind = AsyncBoundLink if isinstance(connection, AsyncConnection) else BoundLink
-        return kind(connection, dialect)
+        if isinstance(connection, AsyncConnection):
+            return AsyncBoundLink(connection, dialect)
+        return BoundLink(connection, dialect)
 
     async def _roll_back(self) -> None:
         rolled_back = self._session.rollback()

@@ -40,7 +40,7 @@ async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
         return await postgres.perform(link, ops)
     answers: dict[int, Any] = {}
     for group in _groups(ops):
-        chosen = [ops[i] for i in group]
+        chosen: list[Any] = [ops[i] for i in group]
         work: Callable[[Link, Any], Awaitable[list[Any]]] = generic.perform
         if fenced.is_fenced(chosen[0]):
             work = fenced.change
