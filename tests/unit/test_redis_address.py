@@ -55,6 +55,12 @@ def test_a_cluster_starts_from_every_node_named():
     assert names == {("a", 1), ("::1", 2), ("c", 6379)}
 
 
+def test_a_sentinel_may_have_an_ipv6_address():
+    client = address_of("redis+sentinel://a:1,[::1]:2/m", 3).open_sync()
+    sentinels = [settings_of(each) for each in client.connection_pool.sentinel_manager.sentinels]
+    assert [(each["host"], each["port"]) for each in sentinels] == [("a", 1), ("::1", 2)]
+
+
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
@@ -66,6 +72,10 @@ def test_a_cluster_starts_from_every_node_named():
         ("redis+cluster://a:notaport", "cannot be read"),
         ("redis+cluster://", "host is missing"),
         ("redis://h?socket_timeout=soon", "cannot be read"),
+        ("redis://h/abc", "is not a number"),
+        ("redis://[::1", "cannot be read"),
+        ("redis+cluster://a:1,[::1", "cannot be read"),
+        ("redis+sentinel://a:1,[::1:2/m", "cannot be read"),
         ("localhost:6379", "redis://host:6379/0"),
     ],
 )
@@ -81,6 +91,7 @@ def test_a_url_that_cannot_work_is_refused_at_once(url, hint):
         "redis+sentinel://:s3cret@h:1/m?sentinel_password=s3cret",
         "redis+cluster://:s3cret@h",
         "http://:s3cret@h",
+        "redis://user:1/s3cret@h:1/0",
     ],
 )
 def test_a_password_is_never_shown(url):

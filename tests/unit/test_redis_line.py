@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 
 from semel.errors import CorruptRecordError, StoreUnavailableError
-from semel.stores.redis.line import _bulk, refused
+from semel.stores.redis.line import _bulk, refused, unreachable
 from semel.stores.redis.scripts import CLAIM, Call
 
 CALL = Call(CLAIM, b"semel:default:{id}:ledger", ())
@@ -107,3 +107,10 @@ def test_a_refusal_says_what_to_do(error, kind, told):
     refusal = refused(CALL, Exception(error))
     assert type(refusal) is kind
     assert told in str(refusal)
+
+
+def test_a_server_that_was_never_reached_leaves_no_doubt():
+    refused_us = redis.ConnectionError("Error 111 connecting to h:1. Connection refused.")
+    assert ".." not in str(unreachable(refused_us))
+    assert "unknown" not in str(unreachable(refused_us))
+    assert "unknown" in str(unreachable(redis.TimeoutError("Timeout reading from h:1")))

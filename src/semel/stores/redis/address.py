@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -47,7 +47,7 @@ class Address:
 
 
 def address_of(url: str, timeout_s: float) -> Address:
-    scheme, _, kind = urlsplit(url).scheme.partition("+")
+    scheme, _, kind = _split(url).scheme.partition("+")
     settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     try:
         if kind == "sentinel" and scheme in {"redis", "rediss"}:
@@ -66,14 +66,43 @@ def address_of(url: str, timeout_s: float) -> Address:
 
 def shown(url: str) -> str:
     """The URL without its password."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{hosts}{parts.path}"
+    if "://" not in url:
+        return url.rpartition("@")[2]
+    parts = _split(url)
+    place = parts.hosts + parts.path
+    # An unquoted slash in a password ends the host too early: what is behind the last @ is safe.
+    return f"{parts.scheme}://{place if parts.scheme == 'unix' else place.rpartition('@')[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    scheme: str
+    access: str
+    hosts: str
+    path: str
+    query: str
+
+
+def _split(url: str) -> _Parts:
+    """The URL's parts, unread: newer releases of `urlsplit` refuse `a:1,[::1]:2` as a host."""
+    scheme, _, rest = url.partition("://") if "://" in url else ("", "", url)
+    rest, _, query = rest.partition("#")[0].partition("?")
+    place, slash, path = rest.partition("/")
+    access, _, hosts = place.rpartition("@")
+    return _Parts(scheme.lower(), access, hosts, slash + path, query)
 
 
 def _single(url: str, settings: dict[str, Any]) -> Address:
     # A URL that cannot be read is refused now, not at the first call.
     driver.connection.parse_url(url)
+    parts = _split(url)
+    database = unquote(parts.path).strip("/")
+    # redis-py takes a database that is no number for none at all, which is database 0.
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ValueError(
+            "the database is not a number; write redis://host:6379/0, and a slash in a password "
+            "as %2F"
+        )
     return Address(
         shown(url),
         is_cluster=False,
@@ -142,13 +171,12 @@ def _taken_apart(
     url: str, settings: dict[str, Any], port: int
 ) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
     """Hosts, path, and the settings a URL with several hosts asks for."""
-    parts = urlsplit(url)
-    access, _, hosts = parts.netloc.rpartition("@")
-    asked = driver.connection.parse_url(f"redis://{access}@host?{parts.query}")
+    parts = _split(url)
+    asked = driver.connection.parse_url(f"redis://{parts.access}@host?{parts.query}")
     del asked["host"]
     if parts.scheme.startswith("rediss"):
         asked["ssl"] = True
-    found = [_host(host, port) for host in hosts.split(",")]
+    found = [_host(host, port) for host in parts.hosts.split(",")]
     return found, parts.path.strip("/"), settings | asked
 
 

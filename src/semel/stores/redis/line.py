@@ -111,12 +111,13 @@ def _hint(message: str) -> str:
 
 
 def unreachable(error: Exception) -> StoreUnavailableError:
-    """No answer: the call may have taken effect, or not."""
-    reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__)
+    """No answer: the call may have taken effect, unless no connection was opened for it."""
+    reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__).rstrip(".")
     if hint := _hint(reason):
         return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
+    doubt = "Whether it took effect is unknown; asking again is safe. "
     return StoreUnavailableError(
-        f"Redis did not answer: {reason}. Whether it took effect is unknown; asking again is safe. "
+        f"Redis did not answer: {reason}. {'' if ' connecting to ' in reason else doubt}"
         "Check that the server runs and can be reached from here"
     )
 
