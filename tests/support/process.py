@@ -316,9 +316,10 @@ def _children(pid: int) -> list[int]:
         listing = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False)
         return [int(child) for child in listing.stdout.split()]
     children: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # ended while we were looking
-            children += map(int, thread.read_text().split())
+    with contextlib.suppress(OSError):  # ended while we were looking
+        for thread in list(Path(f"/proc/{pid}/task").glob("*/children")):
+            with contextlib.suppress(OSError):  # only this thread has
+                children += map(int, thread.read_text().split())
     return children
 
 

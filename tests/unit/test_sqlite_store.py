@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -423,6 +424,8 @@ def test_a_closed_memory_store_is_gone(clock):
 
 
 def test_a_forgotten_memory_store_warns_of_nothing():
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # what other tests left behind is theirs
     store = SQLiteStore(":memory:")
     finished(store.ledger(SYNC))
     del store
