@@ -57,10 +57,23 @@ app.add_typer(ledger, name="ledger")
 app.add_typer(db, name="db")
 
 ENV = "SEMEL_URL"
+
+
+def _needed(url: str) -> str:
+    if not url:
+        _fail(f"give the store's URL, or set {ENV}", BAD_INPUT)
+    return url
+
+
+# Not required as typer sees it: its own message names neither the store nor the variable.
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="[URL]", envvar=ENV, show_default=False, help="The store, e.g. sqlite:///semel.db."
+        metavar="[URL]",
+        envvar=ENV,
+        show_default=False,
+        callback=_needed,
+        help="The store, e.g. sqlite:///semel.db.",
     ),
 ]
 First = Annotated[
@@ -211,7 +224,7 @@ def _semel(
 
 @ledger.command("list", cls=_Command)
 def list_records(
-    url: Url,
+    url: Url = "",
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
     operation: Annotated[str | None, typer.Option(help="Only this operation's.")] = None,
     state: Annotated[
@@ -270,7 +283,7 @@ def explain(
 
 
 @ledger.command(cls=_Command)
-def guarantees(url: Url, as_json: Json = False) -> None:
+def guarantees(url: Url = "", as_json: Json = False) -> None:
     """Say what the store survives, as it is configured right now."""
     with _opened(url) as desk:
         found = desk.guarantees()
@@ -375,21 +388,24 @@ def forget(
     url, key = _url_and_key(first, second)
     identity = _identity(tenant, operation, per_operation, version)
     with _opened(url) as desk:
-        if not yes:
+        about = "" if yes else _about_forgetting(desk, url, key, identity)
+        if about:
             _confirm(
-                _about_forgetting(desk, url, key, identity),
-                "Delete its record, and let the next call run, even if it happened before?",
+                about, "Delete its record, and let the next call run, even if it happened before?"
             )
-        answer = desk.forget(key, force=force, **identity)
+        answer: admin.Answer = admin.missing(key, identity)
+        if about is not None:
+            answer = desk.forget(key, force=force, **identity)
     _show_answer(answer, "forgotten", as_json=as_json)
 
 
-def _about_forgetting(desk: Admin, url: str, key: str, identity: Identity) -> str:
+def _about_forgetting(desk: Admin, url: str, key: str, identity: Identity) -> str | None:
+    """What would be forgotten, if anything."""
     try:
         story = desk.explain(key, **identity)
     except CorruptRecordError as error:
         return show.redact(str(error), url)
-    return admin.missing(key, identity).why if story is None else _about(url, story)
+    return None if story is None else _about(url, story)
 
 
 def _about(url: str, story: Story) -> str:
@@ -422,7 +438,7 @@ def _show_answer(answer: admin.Answer, word: str, *, as_json: bool) -> None:
 
 @ledger.command(cls=_Command)
 def sweep(
-    url: Url,
+    url: Url = "",
     limit: Annotated[int, typer.Option(help="Delete so many at a time.", min=1)] = 1000,
     one: Annotated[bool, typer.Option("--one", help="Stop after the first chunk.")] = False,
     as_json: Json = False,
@@ -433,26 +449,26 @@ def sweep(
     if as_json:
         show.print_json({"swept": count})
     else:
-        show.print_line(f"{count} expired records deleted")
+        show.print_line(f"{count} expired record{'' if count == 1 else 's'} deleted")
 
 
 # --- tables -------------------------------------------------------------------------------------
 
 
 @db.command("init", cls=_Command)
-def init_tables(url: Url, as_json: Json = False) -> None:
+def init_tables(url: Url = "", as_json: Json = False) -> None:
     """Make the tables where there are none."""
     _tables("init", url, as_json=as_json)
 
 
 @db.command("upgrade", cls=_Command)
-def upgrade_tables(url: Url, as_json: Json = False) -> None:
+def upgrade_tables(url: Url = "", as_json: Json = False) -> None:
     """Bring the tables to the version this release needs."""
     _tables("upgrade", url, as_json=as_json)
 
 
 @db.command("check", cls=_Command)
-def check_tables(url: Url, as_json: Json = False) -> None:
+def check_tables(url: Url = "", as_json: Json = False) -> None:
     """Compare the tables with what this release needs, and change nothing."""
     _tables("check", url, as_json=as_json)
 
