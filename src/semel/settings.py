@@ -35,11 +35,29 @@ def as_store(store: Store | str) -> Store:
 
         return connect(store)
     if not isinstance(store, Store):
-        raise SettingsError(
-            f"store={store!r} is not a store; give one from semel.stores, or a URL such as "
-            "'sqlite:///semel.db'"
-        )
+        raise _no_store(store)
     return store
+
+
+def _no_store(given: object) -> SettingsError:
+    """Named by its type: a client's repr fills the screen and may have a password in it."""
+    kind = type(given)
+    home = kind.__module__.partition(".")[0]
+    wrapped = {"redis": "RedisStore(client)", "sqlalchemy": "SQLStore(engine)"}.get(home)
+    if wrapped:
+        return SettingsError(
+            f"store= was given a {kind.__name__} of {home}, which is not a store; write {wrapped}, "
+            "from semel.stores"
+        )
+    if isinstance(given, os.PathLike):
+        return SettingsError(
+            f"store= was given a path; write SQLiteStore(path), from semel.stores, or "
+            f"'sqlite:///{os.fspath(given)}'"
+        )
+    return SettingsError(
+        f"store= was given a {kind.__name__}, which is not a store; give one from semel.stores, "
+        "or a URL such as 'sqlite:///semel.db'"
+    )
 
 
 def default_store() -> Store:

@@ -45,6 +45,8 @@ def sqlite_coded(code):
         (psycopg.errors.LockNotAvailable(), Fault.AGAIN),
         (psycopg.errors.UniqueViolation(), Fault.TAKEN),
         (psycopg.errors.UndefinedTable(), Fault.NO_TABLE),
+        (psycopg.errors.UndefinedColumn(), Fault.NO_COLUMN),
+        (psycopg.OperationalError('FATAL:  database "x" does not exist'), Fault.NO_DATABASE),
         (psycopg.errors.ReadOnlySqlTransaction(), Fault.GONE),
         (psycopg.errors.AdminShutdown(), Fault.GONE),
         (psycopg.errors.DiskFull(), Fault.OTHER),
@@ -53,6 +55,8 @@ def sqlite_coded(code):
         (pymysql.err.OperationalError(1205, "Lock wait timeout"), Fault.AGAIN),
         (pymysql.err.IntegrityError(1062, "Duplicate entry", sqlstate="23000"), Fault.TAKEN),
         (pymysql.err.ProgrammingError(1146, "no such table"), Fault.NO_TABLE),
+        (pymysql.err.OperationalError(1054, "Unknown column"), Fault.NO_COLUMN),
+        (pymysql.err.OperationalError(1049, "Unknown database"), Fault.NO_DATABASE),
         (pymysql.err.OperationalError(2013, "Lost connection"), Fault.GONE),
         (pymysql.err.DataError(1406, "Data too long"), Fault.OTHER),
         (sqlite_coded(sqlite3.SQLITE_BUSY), Fault.AGAIN),
@@ -93,6 +97,22 @@ def test_a_missing_table_says_what_to_run():
     assert isinstance(left, SettingsError)
     assert "semel db init" in str(left)
     assert "create=True" in str(left)
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "hint"),
+    [
+        ("mysql://db/x", pymysql.err.OperationalError(1049, "Unknown database"), "CREATE DATABASE"),
+        ("mysql://db/x", pymysql.err.OperationalError(1054, "Unknown column"), "semel db check"),
+        ("sqlite:///a.db", sqlite_error("SELECT b FROM t", "CREATE TABLE t (a)"), "SQLiteStore"),
+    ],
+    ids=repr,
+)
+def test_a_database_that_is_not_ours_is_a_mistake_in_the_settings(where, error, hint):
+    left = unavailable(where, error)
+    assert isinstance(left, SettingsError)
+    assert hint in str(left)
+    assert "is up" not in str(left)
 
 
 def test_pauses_grow_and_are_bounded():

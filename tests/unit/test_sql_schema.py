@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.colour import SYNC, run
 from semel.errors import SettingsError, StoreUnavailableError
+from semel.stores import SQLiteStore
 from semel.stores.sql import SQLStore, check, ddl, init, upgrade
 from semel.stores.sql.lines import open_engine, parse
 from semel.stores.sql.schema import COLUMNS
@@ -50,6 +51,33 @@ def test_init_makes_what_check_wants(url):
     assert after.problems == ()
     assert (after.version, after.exit_status) == (1, 0)
     assert "as it should be" in str(after)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_file_of_the_sqlite_store_is_refused_and_left_as_it_is(tmp_path, create):
+    path = tmp_path / "semel.db"
+    theirs = SQLiteStore(path)
+    run(theirs.ledger(SYNC).look(b"none"))
+    store = SQLStore(f"sqlite:///{path}", create=create)
+    with pytest.raises(SettingsError, match="made by SQLiteStore"):
+        run(store.ledger(SYNC).look(b"none"))
+    with pytest.raises(SettingsError, match="made by SQLiteStore"):
+        init(f"sqlite:///{path}")
+    store.close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    assert "semel_schema" not in sa.inspect(engine).get_table_names()
+    engine.dispose()
+    assert run(theirs.ledger(SYNC).look(b"none")) is None
+    theirs.close()
+
+
+def test_a_database_that_is_not_there_is_no_server_that_is_down(postgres_url, mariadb_url):
+    for url in (postgres_url, mariadb_url):
+        there = parse(url)
+        store = SQLStore(there.set(database="no_such").render_as_string(hide_password=False))
+        with pytest.raises(SettingsError, match="there is no database"):
+            run(store.ledger(SYNC).look(b"none"))
+        store.close()
 
 
 def test_init_and_upgrade_can_be_repeated(url):

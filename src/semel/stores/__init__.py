@@ -6,6 +6,9 @@ needs a driver for a store they do not use.
 
 from __future__ import annotations
 
+import os
+import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -52,7 +55,9 @@ def __getattr__(name: str) -> Any:
 
 def connect(url: str) -> Store:
     """Open the store at a URL. Nothing is sent before its first use."""
-    scheme = url.partition("://")[0].lower() if "://" in str(url) else ""
+    if not isinstance(url, str):
+        raise _no_url(url)
+    scheme = url.partition("://")[0].lower() if "://" in url else ""
     match scheme.partition("+")[0]:
         case "memory":
             from semel.stores.memory import MemoryStore
@@ -67,6 +72,7 @@ def connect(url: str) -> Store:
 
             return SQLiteStore(_path(url) or ":memory:")
         case "postgresql" | "postgres" | "mysql" | "mariadb" | "sqlite":
+            _refuse_without_sqlalchemy(scheme)
             from semel.stores.sql import SQLStore
 
             return SQLStore(url)
@@ -74,7 +80,28 @@ def connect(url: str) -> Store:
             from semel.stores.redis import RedisStore
 
             return RedisStore(url)
-    raise SettingsError(f"{url!r} is not a store's URL; write one of {', '.join(SCHEMES)}")
+    raise _no_url(url)
+
+
+def _no_url(given: object) -> SettingsError:
+    path = str(given) if isinstance(given, str | os.PathLike) else ""
+    if "://" not in path and _PATH.search(path):
+        return SettingsError(f"{path!r} is not a store's URL; did you mean 'sqlite:///{path}'?")
+    shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
+    return SettingsError(f"{shown} is not a store's URL; write one of {', '.join(SCHEMES)}")
+
+
+# A separator, or the ending of a database.
+_PATH = re.compile(r"[/\\]|\.(db|sqlite3?)$")
+
+
+def _refuse_without_sqlalchemy(scheme: str) -> None:
+    """The extra for this URL has the driver too; SQLAlchemy alone would be half of the answer."""
+    if find_spec("sqlalchemy") is not None:
+        return
+    database = scheme.partition("+")[0]
+    extra = {"sqlite": "sql", "postgresql": "postgres", "mariadb": "mysql"}.get(database, database)
+    raise SettingsError(f"SQLAlchemy is not installed: pip install 'semel[{extra}]'")
 
 
 def _path(url: str) -> str:

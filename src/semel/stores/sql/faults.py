@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import random
+import re
 from typing import Any
 
 from sqlalchemy import exc
@@ -32,6 +33,8 @@ class Fault(enum.Enum):
     GONE = "the connection is gone: connect anew and repeat"
     TAKEN = "somebody else inserted the row first"
     NO_TABLE = "there is no such table"
+    NO_COLUMN = "the table is there and not ours"
+    NO_DATABASE = "there is no such database"
     OTHER = "the store cannot answer"
 
 
@@ -42,6 +45,8 @@ SQLSTATES = {
     "55P03": Fault.AGAIN,  # lock_not_available
     "23505": Fault.TAKEN,  # unique_violation
     "42P01": Fault.NO_TABLE,  # undefined_table
+    "42703": Fault.NO_COLUMN,  # undefined_column
+    "3D000": Fault.NO_DATABASE,  # invalid_catalog_name
     "57P01": Fault.GONE,  # admin_shutdown
     "57P02": Fault.GONE,  # crash_shutdown
     "25006": Fault.GONE,  # read_only_sql_transaction: this was the primary before a failover
@@ -55,6 +60,8 @@ MYSQL_CODES = {
     3572: Fault.AGAIN,  # NOWAIT is set
     1062: Fault.TAKEN,  # duplicate entry
     1146: Fault.NO_TABLE,
+    1054: Fault.NO_COLUMN,  # unknown column
+    1049: Fault.NO_DATABASE,  # unknown database
     1053: Fault.GONE,  # server shutdown in progress
     1290: Fault.GONE,  # --read-only: this was the primary before a failover
     1836: Fault.GONE,  # running in read-only mode
@@ -97,7 +104,13 @@ def fault_of(error: BaseException) -> Fault:
     if error.args and isinstance(error.args[0], int):
         return MYSQL_CODES.get(error.args[0], Fault.OTHER)
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if sqlstate is None and _NO_DATABASE.search(str(error)):
+        return Fault.NO_DATABASE
     return SQLSTATES.get(str(sqlstate), Fault.OTHER)
+
+
+# psycopg has no SQLSTATE for a connection that was refused, only the server's sentence.
+_NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
 
 
 def _sqlite_fault(error: Any) -> Fault:
@@ -106,6 +119,8 @@ def _sqlite_fault(error: Any) -> Fault:
         return Fault.TAKEN
     if "no such table" in str(error):
         return Fault.NO_TABLE
+    if "no such column" in str(error) or "has no column named" in str(error):
+        return Fault.NO_COLUMN
     return SQLITE_CODES.get(code & 0xFF, Fault.OTHER)
 
 
@@ -116,15 +131,37 @@ def no_table(where: str) -> NoTableError:
     )
 
 
+def foreign(where: str, said: str) -> SettingsError:
+    """The table has our name and other columns; in an SQLite file, most likely SQLiteStore's."""
+    if where.startswith("sqlite"):
+        return SettingsError(
+            f"{where} was made by SQLiteStore, or by something else ({said}); open a file of "
+            f"SQLiteStore with semel.connect({where!r}), or give SQLStore another file"
+        )
+    return SettingsError(
+        f"the table idempotency in {where} is not as it should be ({said}); "
+        "`semel db check URL` tells the differences"
+    )
+
+
 def unavailable(where: str, error: BaseException) -> SemelError:
     """The error to raise when trying again did not help."""
     if isinstance(error, SemelError):
         return error
-    if fault_of(error) is Fault.NO_TABLE:
-        return no_table(where)
+    fault = fault_of(error)
     if isinstance(error, BrokenError):
         error = error.__cause__ or error
     said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    match fault:
+        case Fault.NO_TABLE:
+            return no_table(where)
+        case Fault.NO_COLUMN:
+            return foreign(where, said)
+        case Fault.NO_DATABASE:
+            return SettingsError(
+                f"there is no database at {where}; make it with CREATE DATABASE, or check its "
+                "name in the URL"
+            )
     return StoreUnavailableError(
         f"{where} did not answer: {said}; check that the server is up and takes connections"
     )

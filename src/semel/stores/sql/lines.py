@@ -64,7 +64,16 @@ def parse(text: str) -> URL:
             "an SQLite database in memory belongs to one connection; write sqlite:///path.db, "
             "or use MemoryStore()"
         )
-    return url.set(drivername=url.get_backend_name())
+    url = url.set(drivername=url.get_backend_name())
+    _refuse_without_driver(url)
+    return url
+
+
+def _refuse_without_driver(url: URL) -> None:
+    """Said where the store is made; which colour will ask is not known yet."""
+    sync, asynchronous, extra = DRIVERS[url.drivername]
+    if not any(name == "pysqlite" or find_spec(name) for name in (*sync, *asynchronous)):
+        raise SettingsError(f"{sync[0]} is not installed: pip install 'semel[{extra}]'")
 
 
 def with_driver(url: URL, colour: str) -> URL:

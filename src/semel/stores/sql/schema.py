@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.colour import SYNC, run
+from semel.errors import SettingsError
 from semel.stores.sql import lines
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.faults import Fault, fault_of, unavailable
@@ -158,6 +159,8 @@ async def create(link: Link) -> None:
 
 async def _climb(link: Link) -> None:
     database = link.dialect.name
+    if database == "sqlite":
+        await _refuse_sqlite_store(link)
     await link.change(_versions(database))
     reached = await version(link)
     for step in sorted(STEPS):
@@ -165,6 +168,15 @@ async def _climb(link: Link) -> None:
             for statement in STEPS[step](database):
                 await link.change(statement)
             await _mark(link, step)
+
+
+async def _refuse_sqlite_store(link: Link) -> None:
+    """Its table has our name and other columns: half of ours beside it would help nobody."""
+    if await link.fetch("SELECT 1 FROM sqlite_master WHERE name = 'idempotency_floor'"):
+        raise SettingsError(
+            "this file was made by SQLiteStore; open it with semel.connect('sqlite:///path.db'), "
+            "or give SQLStore another file"
+        )
 
 
 async def version(link: Link) -> int:
