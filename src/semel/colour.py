@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -333,10 +333,3 @@ def _consume(task: asyncio.Future[Any]) -> None:
 
 SYNC: Colour = SyncColour()
 ASYNC: Colour = AsyncColour()
-
-
-async def value_of(result: Awaitable[T] | T) -> T:
-    """Await what can be awaited."""
-    if isinstance(result, Awaitable):
-        return await result
-    return result

@@ -359,14 +359,10 @@ class _Guard:
         if callable(self._fingerprint):
             value = self._fingerprint(*args, **kwargs)
             return keys.fingerprint(keys.canonical(value, where="fingerprint"))
-        return keys.fingerprint(*self._comparable(bound))
-
-    def _comparable(self, bound: dict[str, Any]) -> Iterable[bytes]:
-        for name, value in bound.items():
-            if name == self._binder.self_name:
-                continue
-            yield keys.canonical(name, where=name)
-            yield keys.canonical(value, where=name, remedy=CHOOSE)
+        compared = bound
+        if self._binder.self_name is not None:
+            compared = {k: v for k, v in bound.items() if k != self._binder.self_name}
+        return keys.fingerprint(keys.canonical_call(self._operation, compared, remedy=CHOOSE))
 
     # Running.
 

@@ -56,6 +56,7 @@ __all__ = [
     "Template",
     "auto_key",
     "canonical",
+    "canonical_call",
     "child_key",
     "fingerprint",
     "identity",
@@ -201,12 +202,10 @@ def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
             return to_sorted_text(value).encode()
     except (ValueError, TypeError, RuntimeError):
         pass  # NaN, a huge integer, a lone surrogate: the walk writes it
-    walk = _Canon(where)
-    walk.remedy = remedy or walk.remedy
-    return _text(walk.tree(value))
+    return _text(_walk(where, remedy).tree(value))
 
 
-def _canonical_call(operation: str, bound: Mapping[str, Any]) -> bytes:
+def canonical_call(operation: str, bound: Mapping[str, Any], *, remedy: str = "") -> bytes:
     """The arguments of a call, as `canonical` would write their dict, named one by one."""
     try:
         if is_plain(bound):
@@ -215,10 +214,16 @@ def _canonical_call(operation: str, bound: Mapping[str, Any]) -> bytes:
         pass
     return _text(
         {
-            name: _Canon(f"{operation}: parameter {name}").tree(value)
+            name: _walk(f"{operation}: parameter {name}", remedy).tree(value)
             for name, value in bound.items()
         }
     )
+
+
+def _walk(where: str, remedy: str) -> _Canon:
+    walk = _Canon(where)
+    walk.remedy = remedy or walk.remedy
+    return walk
 
 
 def _text(tree: Tree) -> bytes:
@@ -452,7 +457,7 @@ class AutoKey:
 
     def render(self, bound: Mapping[str, Any]) -> str:
         """The key of a call with these arguments."""
-        arguments = _framed(_canonical_call(self._operation, bound))
+        arguments = _framed(canonical_call(self._operation, bound))
         return self._head + hashlib.sha256(self._hashed + arguments).hexdigest()
 
 
