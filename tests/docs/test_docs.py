@@ -65,9 +65,17 @@ def prose(page):
 
 
 def execute(path, folder):
+    return python([str(path)], folder)
+
+
+def execute_semel(words, folder):
+    return python(["-m", "semel", *words], folder)
+
+
+def python(words, folder):
     env = {k: v for k, v in os.environ.items() if k != "SEMEL_URL"}
     return subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, *words],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -95,6 +103,24 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(page, tmp_path):
     path.write_text(program(page))
     done = execute(path, tmp_path)
     assert done.returncode == 0, f"{name(page)}:\n{done.stderr}"
+
+
+def test_the_tutorial_can_be_followed_and_run_again(tmp_path):
+    """As its reader does: every block in one file, nothing from elsewhere, run twice."""
+    page = DOCS / "tutorial" / "a-payment-that-cannot-be-taken-twice.md"
+    assert not [block for block in blocks(page) if block.file]
+    path = tmp_path / "shop.py"
+    path.write_text(program(page))
+    for _ in range(2):
+        done = execute(path, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "was used before with other arguments" in done.stdout
+    [command] = [
+        line for block in blocks(page) if block.language == "console" for line in block.lines
+    ]
+    words = shlex.split(command.removeprefix("$ semel "))
+    told = execute_semel(words, tmp_path)
+    assert "COMPLETED" in told.stdout
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=name)
