@@ -68,10 +68,6 @@ def execute(path, folder):
     return python([str(path)], folder)
 
 
-def execute_semel(words, folder):
-    return python(["-m", "semel", *words], folder)
-
-
 def python(words, folder):
     env = {k: v for k, v in os.environ.items() if k != "SEMEL_URL"}
     return subprocess.run(
@@ -105,25 +101,38 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(page, tmp_path):
     assert done.returncode == 0, f"{name(page)}:\n{done.stderr}"
 
 
+TUTORIAL = DOCS / "tutorial" / "a-payment-that-cannot-be-taken-twice.md"
+KILLED = DOCS / "snippets" / "killed.py"
+
+
+def console(page):
+    """What is to be typed, and what the page says will come."""
+    return [line for block in blocks(page) if block.language == "console" for line in block.lines]
+
+
 def test_the_tutorial_can_be_followed_and_run_again(tmp_path):
-    """As its reader does: every block in one file, nothing from elsewhere, run twice."""
-    page = DOCS / "tutorial" / "a-payment-that-cannot-be-taken-twice.md"
-    assert not [block for block in blocks(page) if block.file]
+    """As its reader does: the blocks in one file, nothing from elsewhere, run twice."""
     path = tmp_path / "shop.py"
-    path.write_text(program(page))
+    path.write_text(program(TUTORIAL))
     for _ in range(2):
         done = execute(path, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert "was used before with other arguments" in done.stdout
-    [command] = [
-        line for block in blocks(page) if block.language == "console" for line in block.lines
-    ]
-    words = shlex.split(command.removeprefix("$ semel "))
-    told = execute_semel(words, tmp_path)
-    assert "COMPLETED" in told.stdout
+    words = shlex.split(console(TUTORIAL)[-1].removeprefix("$ semel "))
+    assert "COMPLETED" in python(["-m", "semel", *words], tmp_path).stdout
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=name)
+def test_the_tutorials_killed_process_is_shown_whole_and_ends_as_told(tmp_path):
+    [shown] = [block for block in blocks(TUTORIAL) if block.file]
+    assert "\n".join(shown.lines) + "\n" == KILLED.read_text()
+    first, second, third = (execute(KILLED, tmp_path) for _ in range(3))
+    assert (first.returncode, first.stdout, first.stderr) == (9, "", "")
+    assert (second.returncode, second.stderr) == (0, "")
+    assert second.stdout == third.stdout
+    assert second.stdout.splitlines() == [*console(TUTORIAL)[2:4], ""]
+
+
+@pytest.mark.parametrize("snippet", [path for path in SNIPPETS if path != KILLED], ids=name)
 def test_a_snippet_runs(snippet, tmp_path):
     done = execute(snippet, tmp_path)
     assert done.returncode == 0, done.stderr
