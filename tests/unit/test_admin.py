@@ -387,7 +387,7 @@ def test_settled_with_an_error_it_raises_that_error(desk, pay):
 def test_settled_with_retry_it_runs(desk, pay):
     assert desk.resolve("invoice:7", Retry())
 
-    assert desk.explain("invoice:7").tries[-1].ending == "resolved: let it run again"
+    assert desk.explain("invoice:7").tries[-1].ending == "resolved by hand: let it run again"
     assert pay(7) == "paid at last"
 
 

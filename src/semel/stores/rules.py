@@ -390,19 +390,18 @@ def resolve(
     if not running(row) or row.lease_us > now_us:
         return None
     expires_us = None if ttl_s is None else now_us + micros(ttl_s)
+    ending = settlement(outcome)
+    row = row.but(expires_us=expires_us, past=with_past(row, ending, now_us))
     if outcome is None:
-        return row.but(
-            state=State.FAILED.value,
-            error="resolved: let it run again",
-            expires_us=expires_us,
-            past=with_past(row, "resolved: let it run again", now_us),
-        )
-    return row.but(
-        state=State.COMPLETED.value,
-        outcome=outcome,
-        completed_us=now_us,
-        expires_us=expires_us,
-    )
+        return row.but(state=State.FAILED.value, error=ending)
+    return row.but(state=State.COMPLETED.value, outcome=outcome, completed_us=now_us)
+
+
+def settlement(outcome: Outcome | None) -> str:
+    """How an attempt ended that somebody settled: its story says that it was not its own doing."""
+    if outcome is None:
+        return "resolved by hand: let it run again"
+    return f"resolved by hand: it {'failed' if outcome.kind == 'error' else 'happened'}"
 
 
 def forgettable(row: Row | None, force: bool, now_us: int) -> bool:

@@ -543,6 +543,9 @@ class LedgerContract:
         assert not await ledger.resolve(id, **settle)
         assert await self.ask(ledger, self.key(), HOLD) == Done(VALUE, claim.fence)
         assert await ledger.complete(claim, OTHER) == Lost(VALUE)
+        record = await ledger.look(id)
+        assert [(p.number, p.fence) for p in record.past] == [(1, claim.fence)]
+        assert record.past[0].ending == "resolved by hand: it happened"
 
     async def test_resolve_lets_an_orphan_run_again(self, store: Any, ledger: Any) -> None:
         claim = (await self.win(ledger, self.key(), HOLD)).claim

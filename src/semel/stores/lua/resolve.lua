@@ -11,16 +11,17 @@ if tonumber(lease) > now then return 0 end
 local expires = nil
 if ARGV[2] ~= '' then expires = now + tonumber(ARGV[2]) end
 
+local try = tonumber(number or 1)
+local past = '[' .. fence .. ',' .. cjson.encode(holder) .. ',' .. (begun or fence) .. ',' ..
+  text(now) .. ',' .. cjson.encode(ARGV[3]) .. ']'
+
 if ARGV[4] then
-  local fields = {'s', 'C', 'k', ARGV[4], 'r', ARGV[5], 'd', text(now)}
-  if ARGV[6] ~= '' then fields[9], fields[10] = 't', ARGV[6] end
+  local fields = {'s', 'C', 'k', ARGV[4], 'r', ARGV[5], 'd', text(now), 'p' .. text(try), past}
+  if ARGV[6] ~= '' then fields[11], fields[12] = 't', ARGV[6] end
   call('HSET', key, unpack(fields))
 else
-  local try = tonumber(number or 1)
-  local past = '[' .. fence .. ',' .. cjson.encode(holder) .. ',' .. (begun or fence) .. ',' ..
-    text(now) .. ',' .. cjson.encode(ARGV[3]) .. ']'
   call('HSET', key, 's', 'F', 'x', ARGV[3], 'p' .. text(try), past)
-  call('HDEL', key, 'p' .. text(try - PAST_KEPT))
 end
+call('HDEL', key, 'p' .. text(try - PAST_KEPT))
 expire(expires)
 return 1

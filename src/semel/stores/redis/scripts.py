@@ -30,6 +30,7 @@ from semel.stores.rules import (
     Row,
     micros,
     moment,
+    settlement,
 )
 from semel.values import (
     Answer,
@@ -208,7 +209,8 @@ def _leasing(claim: Claim, lease_s: float) -> tuple[bytes, ...]:
 
 
 def resolving(name: bytes, fence: int, outcome: Outcome | None, ttl_s: float | None) -> Call:
-    args: tuple[bytes, ...] = (b"%d" % fence, _span(ttl_s), b"resolved: let it run again")
+    ending = text(settlement(outcome))
+    args: tuple[bytes, ...] = (b"%d" % fence, _span(ttl_s), ending)
     if outcome is not None:
         args += (_LETTERS[outcome.kind], outcome.data, _status(outcome))
     return Call(RESOLVE, name, args)
