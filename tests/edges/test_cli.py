@@ -325,6 +325,8 @@ def test_resolving_with_an_error(filled):
 
     with pytest.raises(ReplayedError, match="card declined"):
         call_again(filled)
+    told = answer("ledger", "explain", filled, *VANISHED)["tries"]
+    assert [each["ending"] for each in told] == ["resolved by hand: it failed"]
 
 
 def test_resolving_with_retry(filled):
