@@ -613,13 +613,14 @@ class Call:
     async def _insist(self, work: Callable[[], Awaitable[Verdict]]) -> Verdict:
         """It has happened: keep trying to write it down until the lease is over."""
         pause_s = 0.05
+        deadline = self._deadline  # as of now: renewals that still succeed must not move it
         while True:
             try:
                 return await work()
             except CorruptRecordError:
                 raise
             except StoreUnavailableError:
-                if self.colour.now() + pause_s > self._deadline:
+                if self.colour.now() + pause_s > deadline:
                     raise
                 await self.colour.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
@@ -697,15 +698,32 @@ class Call:
 
     async def _note(self, attempt: Attempt, name: str, value: Any) -> None:
         data = self._step_data(name, value)
+        attempt._unrecorded = True
         try:
             verdict = await self._insist(lambda: self._ledger.note(self._claimed(), name, data))
-        except StoreUnavailableError:
-            attempt._unrecorded = True
+        except Exception:
             raise
+        except BaseException:
+            # Cut off while it was written: written twice is written once.
+            await self.colour.shield(self._note_again(attempt, name, data))
+            raise
+        self._noted(attempt, name, data, verdict)
+        attempt.raise_if_lost()
+
+    async def _note_again(self, attempt: Attempt, name: str, data: bytes) -> None:
+        try:
+            verdict = await self._ledger.note(self._claimed(), name, data)
+        except SemelError as error:
+            log.warning("semel: step %r of %r is not recorded: %s", name, self.key.text, error)
+        else:
+            self._noted(attempt, name, data, verdict)
+
+    def _noted(self, attempt: Attempt, name: str, data: bytes, verdict: Verdict) -> None:
+        attempt._unrecorded = False
         if isinstance(verdict, Lost):
             attempt.lost = True
-            attempt.raise_if_lost()
-        attempt._steps[name] = data
+        else:
+            attempt._steps[name] = data
 
     def _step_data(self, name: str, value: Any) -> bytes:
         """The value with a tag in front: `v` for a value, `l` for one that could not be stored."""

@@ -128,8 +128,8 @@ class _Alarm:
     """One daemon thread per process that runs what falls due; started on first use.
 
     Setting and cancelling an alarm happen on every guarded call and must cost next to nothing:
-    they touch a set, and the thread is woken only when it would sleep too long. Work runs on
-    this thread one after another, so it must be short: a renewal is one round trip.
+    they touch a set, and the thread is woken only when it would sleep too long. What falls due
+    is rare, and runs in a thread of its own.
     """
 
     def __init__(self) -> None:
@@ -176,10 +176,21 @@ class _Alarm:
         for entry in list(self.entries):
             if entry.due <= now:
                 entry.cancel()
-                try:
-                    run(entry.work())
-                except Exception:
-                    log.exception("semel: background work failed")
+                self._begin(entry)
+
+    def _begin(self, entry: _Entry) -> None:
+        """In a thread of its own: a store that hangs must not keep the others from renewing."""
+        try:
+            threading.Thread(target=_finish, args=(entry,), name="semel-due", daemon=True).start()
+        except RuntimeError:  # out of threads
+            _finish(entry)
+
+
+def _finish(entry: _Entry) -> None:
+    try:
+        run(entry.work())
+    except Exception:
+        log.exception("semel: background work failed")
 
 
 class SyncColour:

@@ -41,16 +41,26 @@ class Batcher(Generic[Op]):
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((op, future))
         if not self._busy:
-            self._busy = True
-            keep(loop.create_task(self._drain()))
+            self._start(loop)
         return future
 
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._busy = True
+        task = loop.create_task(self._drain())
+        keep(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A drain that was cancelled, even before its first step, leaves others' work behind:
+        # `asyncio.run` cancels every task at its end, and their cleanups come after that.
+        self._busy = False
+        loop = task.get_loop()
+        if self._waiting and not loop.is_closed():
+            self._start(loop)
+
     async def _drain(self) -> None:
-        try:
-            while batch := self._next():
-                await self._answer(batch)
-        finally:
-            self._busy = False
+        while batch := self._next():
+            await self._answer(batch)
 
     def _next(self) -> list[tuple[Op, asyncio.Future[Any]]]:
         # Cancelled before it was sent: it never happened.

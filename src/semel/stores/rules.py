@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from semel.values import (
@@ -50,7 +51,9 @@ def moment(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+@lru_cache(maxsize=256)  # leases and ttls are the same few numbers, over and over
 def micros(seconds: float) -> int:
+    """Seconds as whole microseconds."""
     return round(seconds * 1_000_000)
 
 

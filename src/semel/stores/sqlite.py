@@ -707,12 +707,16 @@ class _Connections:
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; what it returns is returned when that is on disk."""
-        if not self._writing.acquire(timeout=BUSY_S):
-            raise _unavailable(self.path, "other threads have been writing for too long")
+        taken = False
         try:
+            # A signal that raises between these two would leave the lock held for ever.
+            taken = self._writing.acquire(timeout=BUSY_S)
+            if not taken:
+                raise _unavailable(self.path, "other threads have been writing for too long")
             return self.read(lambda connection: _transact(connection, work))
         finally:
-            self._writing.release()
+            if taken:
+                self._writing.release()
 
     def _reported(self, error: Exception) -> StoreUnavailableError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -732,6 +736,9 @@ class _Connections:
             return self._new()
 
     def _give(self, cursor: sqlite3.Cursor) -> None:
+        if cursor.connection.in_transaction:  # interrupted where nobody could roll back
+            with contextlib.suppress(sqlite3.Error):
+                cursor.connection.rollback()
         self._idle.append(cursor)
         if cursor not in self._open:  # closed meanwhile
             self._drain()
@@ -853,8 +860,8 @@ class _OneConnection(_Connections):
 
 
 def _transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    connection.execute("BEGIN IMMEDIATE")
     try:
+        connection.execute("BEGIN IMMEDIATE")
         result = work(connection)
         connection.execute("COMMIT")
     except BaseException:

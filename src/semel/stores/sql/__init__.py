@@ -106,10 +106,13 @@ class SQLStore:
     def _open_async(self) -> AsyncLedger:
         if self._given and self._async_engine is None:
             raise _wrong_colour("an Engine", "sync", "create_async_engine(...)")
-        if self._async_engine is None:
-            self._async_engine = lines.open_async_engine(self._url)
-        engine, own = self._async_engine, not self._given
-        return AsyncLedger(lambda: AsyncLines(engine, own=own), create=self._create)
+        return AsyncLedger(self._async_lines, create=self._create)
+
+    def _async_lines(self) -> AsyncLines:
+        """For one event loop: SQLAlchemy ties an engine to the loop that first connects it."""
+        if self._async_engine is not None:
+            return AsyncLines(self._async_engine, own=False)
+        return AsyncLines(lines.open_async_engine(self._url), own=True)
 
     def close(self) -> None:
         if self._engine is not None and not self._given:

@@ -250,8 +250,9 @@ class Home:
             await self._close_links()
 
     def submit(self, op: Operation) -> asyncio.Future[Any]:
-        batcher = self._claims if isinstance(op, Claiming) else self._changes
-        return batcher.submit(op)
+        # A withdrawal (it knows no fence) goes the way of its claim, so as not to overtake it.
+        as_claim = isinstance(op, Claiming) or op.claim.fence == 0
+        return (self._claims if as_claim else self._changes).submit(op)
 
     async def close(self) -> None:
         await self._resident.aclose()
