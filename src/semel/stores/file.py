@@ -44,7 +44,7 @@ from semel.ports import Clock, StoreLedger
 from semel.stores import rules
 from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation, Row
-from semel.stores.verbs import Verbs
+from semel.stores.verbs import OnDisk
 from semel.values import Busy, Done, Guarantees, Key, Mismatch, Outcome, Record, State
 
 try:
@@ -141,52 +141,17 @@ class _Threads:
         pool.shutdown(wait=False)
 
 
-class _FileLedger(Verbs):
-    """One body for both colours; `call` runs what may wait for the disk."""
+class _FileLedger(OnDisk):
+    """Files of a directory."""
 
     def __init__(self, files: _Files, call: Call) -> None:
+        super().__init__(files, call)
         self._files = files
-        self._call = call
 
     async def perform(self, op: Operation) -> Any:
         if isinstance(op, Claiming) and (answer := self._files.replay(op)) is not None:
             return answer
         return await self._call(self._files.perform, op)
-
-    async def sweep(self, limit: int = 1000) -> int:
-        count: int = await self._call(self._files.sweep, limit)
-        return count
-
-    async def look(self, id: bytes) -> Record | None:
-        record: Record | None = await self._call(self._files.look, id)
-        return record
-
-    async def records(
-        self,
-        *,
-        tenant: str | None = None,
-        operation: str | None = None,
-        state: State | None = None,
-        limit: int = 100,
-        after: bytes | None = None,
-    ) -> Sequence[Record]:
-        found: Sequence[Record] = await self._call(
-            self._files.records, tenant, operation, state, limit, after
-        )
-        return found
-
-    async def resolve(
-        self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
-    ) -> bool:
-        settled: bool = await self._call(self._files.resolve, id, fence, outcome, ttl_s)
-        return settled
-
-    async def forget(self, id: bytes, *, force: bool = False) -> bool:
-        forgotten: bool = await self._call(self._files.forget, id, force)
-        return forgotten
-
-    async def guarantees(self) -> Guarantees:
-        return self._files.guarantees()
 
 
 # --- the records --------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from semel.stores import rules
 from semel.stores.batch import Batcher
 from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation, Row
-from semel.stores.verbs import Verbs
+from semel.stores.verbs import OnDisk
 from semel.values import Answer, Done, Guarantees, Key, Mismatch, Outcome, Record, State, Terms
 
 T = TypeVar("T")
@@ -254,12 +254,12 @@ class _Thread:
             await asyncio.to_thread(pool.shutdown)
 
 
-class _SQLiteLedger(Verbs):
-    """One body for both colours; `call` runs what may wait for the disk."""
+class _SQLiteLedger(OnDisk):
+    """Rows of a SQLite file."""
 
     def __init__(self, rows: _Rows, call: Call) -> None:
+        super().__init__(rows, call)
         self._rows = rows
-        self._call = call
 
     async def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
@@ -275,42 +275,6 @@ class _SQLiteLedger(Verbs):
 
     async def perform(self, op: Operation) -> Any:
         return self._rows.perform(op)
-
-    async def sweep(self, limit: int = 1000) -> int:
-        count: int = await self._call(self._rows.sweep, limit)
-        return count
-
-    async def look(self, id: bytes) -> Record | None:
-        record: Record | None = await self._call(self._rows.look, id)
-        return record
-
-    async def records(
-        self,
-        *,
-        tenant: str | None = None,
-        operation: str | None = None,
-        state: State | None = None,
-        limit: int = 100,
-        after: bytes | None = None,
-    ) -> Sequence[Record]:
-        found: Sequence[Record] = await self._call(
-            self._rows.records, tenant, operation, state, limit, after
-        )
-        return found
-
-    async def resolve(
-        self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
-    ) -> bool:
-        settled: bool = await self._call(self._rows.resolve, id, fence, outcome, ttl_s)
-        return settled
-
-    async def forget(self, id: bytes, *, force: bool = False) -> bool:
-        forgotten: bool = await self._call(self._rows.forget, id, force)
-        return forgotten
-
-    async def guarantees(self) -> Guarantees:
-        found: Guarantees = await self._call(self._rows.guarantees)
-        return found
 
 
 class _BatchedLedger(_SQLiteLedger):

@@ -6,10 +6,21 @@ an operation out: one at a time, or a batch of them.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from semel.stores.rules import Claiming, Completing, Noting, Operation, Releasing, Renewing
-from semel.values import Answer, Claim, Key, Outcome, Terms, Verdict
+from semel.values import (
+    Answer,
+    Claim,
+    Guarantees,
+    Key,
+    Outcome,
+    Record,
+    State,
+    Terms,
+    Verdict,
+)
 
 
 class Verbs:
@@ -41,3 +52,50 @@ class Verbs:
     async def note(self, claim: Claim, name: str, data: bytes) -> Verdict:
         verdict: Verdict = await self.perform(Noting(claim, name, data))
         return verdict
+
+
+class OnDisk(Verbs):
+    """What the stores on this machine's disk have in common: one body for both colours.
+
+    `kept` does the work and blocks; `call` runs what may wait for the disk.
+    """
+
+    def __init__(self, kept: Any, call: Callable[..., Awaitable[Any]]) -> None:
+        self._kept = kept
+        self._call = call
+
+    async def sweep(self, limit: int = 1000) -> int:
+        count: int = await self._call(self._kept.sweep, limit)
+        return count
+
+    async def look(self, id: bytes) -> Record | None:
+        record: Record | None = await self._call(self._kept.look, id)
+        return record
+
+    async def records(
+        self,
+        *,
+        tenant: str | None = None,
+        operation: str | None = None,
+        state: State | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[Record]:
+        found: Sequence[Record] = await self._call(
+            self._kept.records, tenant, operation, state, limit, after
+        )
+        return found
+
+    async def resolve(
+        self, id: bytes, *, fence: int, outcome: Outcome | None, ttl_s: float | None
+    ) -> bool:
+        settled: bool = await self._call(self._kept.resolve, id, fence, outcome, ttl_s)
+        return settled
+
+    async def forget(self, id: bytes, *, force: bool = False) -> bool:
+        forgotten: bool = await self._call(self._kept.forget, id, force)
+        return forgotten
+
+    async def guarantees(self) -> Guarantees:
+        found: Guarantees = await self._call(self._kept.guarantees)
+        return found
