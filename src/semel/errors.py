@@ -95,16 +95,25 @@ class StoreUnavailableError(SemelError):
     """The store could not be reached, or did not answer in time.
 
     When the effect had already happened, `happened` is true and `result` is what it returned.
+    `again` is false when asking again is no use: the transaction is dead, or the record is.
     """
 
-    def __init__(self, message: str, *, happened: bool = False, result: Any = None) -> None:
+    again = True
+
+    def __init__(
+        self, message: str, *, happened: bool = False, result: Any = None, again: bool | None = None
+    ) -> None:
         super().__init__(message)
         self.happened = happened
         self.result = result
+        if again is not None:
+            self.again = again
 
 
 class CorruptRecordError(StoreUnavailableError):
     """The stored record cannot be read. It is left as it is, and nothing is run."""
+
+    again = False
 
 
 class SettingsError(SemelError, ValueError):

@@ -199,7 +199,10 @@ class Past:
 
 @value
 class Record:
-    """A key's whole story, for people."""
+    """A key's whole story, for people.
+
+    `seen_at` is when the store looked, by its own clock: the one that its leases count by.
+    """
 
     key: Key
     state: State
@@ -211,6 +214,7 @@ class Record:
     created_at: datetime
     started_at: datetime
     lease_until: datetime
+    seen_at: datetime
     completed_at: datetime | None = None
     expires_at: datetime | None = None
     outcome: Outcome | None = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
-from semel.colour import Colour
+from semel.colour import Colour, after_fork
 from semel.ports import Clock, StoreLedger
 from semel.stores import rules
 from semel.stores.clock import SystemClock
@@ -49,9 +51,9 @@ class _MemoryLedger(Verbs):
         self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[bytes, Row] = {}
-        self._expiries: list[tuple[int, int, bytes]] = []
-        self._count = itertools.count()
+        self._calendar = _Calendar()
         self._floor = 0
+        _LEDGERS.add(self)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,33 +69,35 @@ class _MemoryLedger(Verbs):
             answer, row = rules.apply(row, op, now_us)
             if row is not None:
                 self._put(id, row)
-            if self._expiries and self._expiries[0][0] <= now_us:
-                self._drop_expired(now_us, SWEEP_PER_OPERATION)
+            if self._calendar.first <= now_us:
+                self._drop(self._calendar.due(now_us, SWEEP_PER_OPERATION), now_us)
             return answer
 
     def _put(self, id: bytes, row: Row) -> None:
-        before = self._rows.get(id)
         self._rows[id] = row
-        if row.expires_us is not None and (before is None or before.expires_us != row.expires_us):
-            heapq.heappush(self._expiries, (row.expires_us, next(self._count), id))
+        if row.expires_us is not None:
+            self._calendar.add(row.expires_us, id)
 
-    def _drop_expired(self, now_us: int, limit: int) -> int:
-        """Drop rows past their expiry; a heap entry that was superseded just goes away."""
-        dropped = 0
-        while self._expiries and self._expiries[0][0] <= now_us and dropped < limit:
-            due, _, id = heapq.heappop(self._expiries)
-            row = self._rows.get(id)
-            if row is not None and row.expires_us == due:
-                self._delete(id)
-                dropped += 1
-        return dropped
+    def _drop(self, ids: Iterable[bytes], now_us: int) -> int:
+        """Drop those that have expired; one whose expiry has moved is in the calendar again."""
+        expired = [
+            id
+            for id in ids
+            if (row := self._rows.get(id)) is not None and rules.expired(row, now_us)
+        ]
+        for id in expired:
+            self._delete(id)
+        return len(expired)
 
     def _delete(self, id: bytes) -> None:
         self._floor = max(self._floor, self._rows.pop(id).fence)
 
     async def sweep(self, limit: int = 1000) -> int:
         with self._lock:
-            return self._drop_expired(self._clock.now_us(), limit)
+            now_us = self._clock.now_us()
+            dropped = self._drop(self._calendar.due(now_us, limit), now_us)
+            today = self._calendar.today(now_us)
+            return dropped + self._drop(today[: limit - dropped], now_us)
 
     async def look(self, id: bytes) -> Record | None:
         with self._lock:
@@ -146,3 +150,56 @@ class _MemoryLedger(Verbs):
             shared=False,
             why=("records live in this process's memory and end with it",),
         )
+
+
+class _Calendar:
+    """What falls due when, by the second: every operation writes here, so it must be cheap.
+
+    A day is what a `>> 20` leaves of microseconds, a second and a little.
+    """
+
+    def __init__(self) -> None:
+        self.first: float = math.inf  # nothing is due before this, in microseconds
+        self._days: list[int] = []
+        self._ids: dict[int, list[bytes]] = {}
+
+    def add(self, due_us: int, id: bytes) -> None:
+        day = due_us >> 20
+        ids = self._ids.get(day)
+        if ids is None:
+            ids = self._ids[day] = []
+            heapq.heappush(self._days, day)
+            self._look_ahead()
+        ids.append(id)
+
+    def due(self, now_us: int, limit: int) -> list[bytes]:
+        """Take out what was due on the days that are over, at most so many."""
+        taken: list[bytes] = []
+        while len(taken) < limit and self.first <= now_us:
+            ids = self._ids[self._days[0]]
+            wanted = limit - len(taken)
+            taken += ids[-wanted:]
+            del ids[-wanted:]
+            if not ids:
+                del self._ids[heapq.heappop(self._days)]
+                self._look_ahead()
+        return taken
+
+    def today(self, now_us: int) -> list[bytes]:
+        """What is due on this day, perhaps not yet; it stays."""
+        return self._ids.get(now_us >> 20, [])
+
+    def _look_ahead(self) -> None:
+        self.first = (self._days[0] + 1) << 20 if self._days else math.inf
+
+
+_LEDGERS: WeakSet[_MemoryLedger] = WeakSet()
+
+
+def _free_locks() -> None:
+    """A forked child has one thread; a lock that another one held would be held for ever."""
+    for ledger in _LEDGERS:
+        ledger._lock = threading.Lock()  # noqa: SLF001
+
+
+after_fork(_free_locks)

@@ -11,6 +11,7 @@ Times are microseconds since 1970 by the store's clock.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -45,6 +46,15 @@ PAST_KEPT = 16
 # How an attempt ended that was taken over.
 LAPSED = "lease ran out"
 
+# Rows hold states as plain text; looking a member up in its enum costs more than a whole rule.
+PENDING = State.PENDING.value
+COMPLETED = State.COMPLETED.value
+FAILED = State.FAILED.value
+UNKNOWN = State.UNKNOWN.value
+
+KEPT = Kept()
+NO_STEPS: Mapping[str, bytes] = {}
+
 
 def moment(us: int) -> datetime:
     """Microseconds since 1970 as an aware datetime."""
@@ -59,7 +69,10 @@ def micros(seconds: float) -> int:
 
 @dataclass(slots=True)
 class Row:
-    """A record as a store keeps it. `expires_us` None: never. `past` is a JSON list."""
+    """A record as a store keeps it. `expires_us` None: never. `past` is a JSON list.
+
+    A row is never changed once it is made: whoever holds one may go on reading it.
+    """
 
     key: Key
     fingerprint: bytes
@@ -75,7 +88,7 @@ class Row:
     expires_us: int | None = None
     outcome: Outcome | None = None
     error: str | None = None
-    steps: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    steps: Mapping[str, bytes] = field(default_factory=lambda: NO_STEPS)
     past: str = "[]"
 
     def but(self, **changes: Any) -> Row:
@@ -173,15 +186,15 @@ def claim(row: Row | None, op: Claiming, now_us: int) -> tuple[Answer, Row | Non
         return Mismatch("operation"), None
     if row.fingerprint != op.fingerprint:
         return Mismatch("fingerprint"), None
-    if row.state == State.COMPLETED:
+    if row.state == COMPLETED:
         return Done(_outcome(row), row.fence), None
-    if row.state == State.FAILED:
-        # A doubled request that arrives after its own attempt is over must not claim for nobody.
-        if row.attempt == op.attempt:
-            return Busy(0.0), None
-        return _win(_again(row, op, now_us, None), op)
     if row.attempt == op.attempt:
-        return _win(row.but(**_leased(op.terms, now_us)), op, _taken_over(row))
+        # A doubled request that arrives after its own attempt is over must not claim for nobody.
+        if row.state != PENDING:
+            return Busy(0.0), None
+        return _win(_leased(row, op.terms, now_us), op, _taken_over(row))
+    if row.state == FAILED:
+        return _win(_again(row, op, now_us, None), op)
     if row.lease_us > now_us:
         return Busy((row.lease_us - now_us) / 1e6), None
     orphan = Orphan(row.fence, moment(row.lease_us))
@@ -208,49 +221,66 @@ def ghost(key: Key, floor: int) -> Row:
     A store hands this in where it has no row, with the highest fence it ever deleted, so that
     fences grow even when its clock stands still or goes back.
     """
-    return Row(key, b"", "", floor, 0, State.FAILED.value, False, 0, 0, 0, expires_us=0)
+    return Row(key, b"", "", floor, 0, FAILED, False, 0, 0, 0, expires_us=0)
 
 
 def _win(row: Row, op: Claiming, orphan: Orphan | None = None) -> tuple[Answer, Row]:
     claim = Claim(op.key, row.attempt, row.fingerprint, op.terms, row.fence, row.number)
-    return Won(claim, dict(row.steps), orphan), row
-
-
-def _leased(terms: Terms, now_us: int, lease_s: float | None = None) -> dict[str, Any]:
-    lease_us = now_us + micros(terms.lease_s if lease_s is None else lease_s)
-    forever = terms.hold or terms.ttl_s is None
-    expires_us = None if forever else lease_us + micros(terms.ttl_s or 0)
-    return {"state": State.PENDING.value, "lease_us": lease_us, "expires_us": expires_us}
+    return Won(claim, row.steps, orphan), row
 
 
 def _fresh(row: Row | None, op: Claiming, now_us: int) -> Row:
     fence = now_us if row is None else max(row.fence + 1, now_us)
+    terms = op.terms
+    lease_us = now_us + micros(terms.lease_s)
     return Row(
-        key=op.key,
-        fingerprint=op.fingerprint,
-        attempt=op.attempt,
-        fence=fence,
-        number=1,
-        hold=op.terms.hold,
-        created_us=now_us,
-        started_us=now_us,
-        **_leased(op.terms, now_us),
+        op.key,
+        op.fingerprint,
+        op.attempt,
+        fence,
+        1,
+        PENDING,
+        terms.hold,
+        now_us,
+        now_us,
+        lease_us,
+        None,
+        _kept_until(terms, lease_us),
+        None,
+        None,
+        NO_STEPS,
     )
 
 
 def _again(row: Row, op: Claiming, now_us: int, ending: str | None) -> Row:
     past = row.past if ending is None else with_past(row, ending, row.lease_us)
+    lease_us = now_us + micros(op.terms.lease_s)
     return row.but(
         key=op.key,
         attempt=op.attempt,
         fence=max(row.fence + 1, now_us),
         number=row.number + 1,
+        state=PENDING,
         hold=op.terms.hold,
         started_us=now_us,
+        lease_us=lease_us,
+        expires_us=_kept_until(op.terms, lease_us),
         error=None,
         past=past,
-        **_leased(op.terms, now_us),
     )
+
+
+def _leased(row: Row, terms: Terms, now_us: int, lease_s: float | None = None) -> Row:
+    """The row with its lease counted from now."""
+    lease_us = now_us + micros(terms.lease_s if lease_s is None else lease_s)
+    return row.but(lease_us=lease_us, expires_us=_kept_until(terms, lease_us))
+
+
+def _kept_until(terms: Terms, lease_us: int) -> int | None:
+    """When a record without an outcome may go: never, where it is held until there is one."""
+    if terms.hold or terms.ttl_s is None:
+        return None
+    return lease_us + micros(terms.ttl_s)
 
 
 def with_past(row: Row, ending: str, ended_us: int) -> str:
@@ -272,7 +302,7 @@ def lost(row: Row | None, claim: Claim) -> Lost:
     """The refusal, with the recorded outcome if it is one of the very same call."""
     if (
         row is not None
-        and row.state == State.COMPLETED
+        and row.state == COMPLETED
         and row.fingerprint == claim.fingerprint
         and row.key.operation == claim.key.operation
     ):
@@ -281,41 +311,58 @@ def lost(row: Row | None, claim: Claim) -> Lost:
 
 
 def running(row: Row) -> bool:
-    return row.state in (State.PENDING, State.UNKNOWN)
+    return row.state in (PENDING, UNKNOWN)
 
 
 def complete(row: Row | None, op: Completing, now_us: int) -> tuple[Verdict, Row | None]:
     if row is None or not current(row, op.claim):
         return lost(row, op.claim), None
-    if row.state == State.COMPLETED and row.outcome == op.outcome:
-        return Kept(), None
+    if row.state == COMPLETED and row.outcome == op.outcome:
+        return KEPT, None
     if not running(row):
         return lost(row, op.claim), None
-    return Kept(), row.but(
-        state=State.COMPLETED.value,
-        outcome=op.outcome,
-        completed_us=now_us,
-        expires_us=expiry(op.claim.terms, now_us),
+    return KEPT, _completed(row, op.outcome, op.claim.terms.ttl_s, now_us)
+
+
+def _completed(row: Row, outcome: Outcome, ttl_s: float | None, now_us: int) -> Row:
+    return Row(
+        row.key,
+        row.fingerprint,
+        row.attempt,
+        row.fence,
+        row.number,
+        COMPLETED,
+        row.hold,
+        row.created_us,
+        row.started_us,
+        row.lease_us,
+        now_us,
+        expiry(ttl_s, now_us),
+        outcome,
+        row.error,
+        row.steps,
+        row.past,
     )
 
 
-def expiry(terms: Terms, now_us: int) -> int | None:
-    return None if terms.ttl_s is None else now_us + micros(terms.ttl_s)
+def expiry(ttl_s: float | None, now_us: int) -> int | None:
+    """When a record with an ending may go."""
+    return None if ttl_s is None else now_us + micros(ttl_s)
 
 
 def release(row: Row | None, op: Releasing, now_us: int) -> tuple[Verdict, Row | None]:
     if row is None or not current(row, op.claim):
         return lost(row, op.claim), None
-    if row.state == State.FAILED:
-        return Kept(), None
+    if row.state == FAILED:
+        return KEPT, None
     if not running(row):
         return lost(row, op.claim), None
     ending = "released" if op.error is None else f"failed: {op.error}"
-    return Kept(), row.but(
-        state=State.FAILED.value,
+    return KEPT, row.but(
+        state=FAILED,
         error=op.error,
         lease_us=now_us,
-        expires_us=expiry(op.claim.terms, now_us),
+        expires_us=expiry(op.claim.terms.ttl_s, now_us),
         past=with_past(row, ending, now_us),
     )
 
@@ -323,17 +370,19 @@ def release(row: Row | None, op: Releasing, now_us: int) -> tuple[Verdict, Row |
 def renew(row: Row | None, op: Renewing, now_us: int) -> tuple[Verdict, Row | None]:
     if row is None or not current(row, op.claim) or not running(row):
         return lost(row, op.claim), None
-    renewed = row.but(**_leased(op.claim.terms, now_us, op.lease_s))
     if op.lease_s == 0:
-        renewed.state = State.UNKNOWN.value
-    return Kept(), renewed
+        return KEPT, _leased(row, op.claim.terms, now_us, 0).but(state=UNKNOWN)
+    if row.state == UNKNOWN:
+        # Given up while this renewal was under way: it must not come back to life for nobody.
+        return Lost(), None
+    return KEPT, _leased(row, op.claim.terms, now_us, op.lease_s)
 
 
 def note(row: Row | None, op: Noting, now_us: int) -> tuple[Verdict, Row | None]:
-    if row is None or not current(row, op.claim) or not running(row):
+    if row is None or not current(row, op.claim) or row.state != PENDING:
         return lost(row, op.claim), None
     steps = {**row.steps, op.name: op.data}
-    return Kept(), row.but(steps=steps, **_leased(op.claim.terms, now_us))
+    return KEPT, _leased(row, op.claim.terms, now_us).but(steps=steps)
 
 
 _RULES: dict[type, Any] = {
@@ -350,7 +399,7 @@ _RULES: dict[type, Any] = {
 
 def seen_state(state: str, hold: bool, lease_us: int, now_us: int) -> State:
     """A held row whose lease ran out is unknown, whether or not anybody wrote that down yet."""
-    if state == State.PENDING and hold and lease_us <= now_us:
+    if state == PENDING and hold and lease_us <= now_us:
         return State.UNKNOWN
     return State(state)
 
@@ -375,6 +424,7 @@ def record(row: Row, now_us: int) -> Record:
         created_at=moment(row.created_us),
         started_at=moment(row.started_us),
         lease_until=moment(row.lease_us),
+        seen_at=moment(now_us),
         completed_at=None if row.completed_us is None else moment(row.completed_us),
         expires_at=None if row.expires_us is None else moment(row.expires_us),
         outcome=row.outcome,
@@ -392,12 +442,11 @@ def resolve(
         return None
     if not running(row) or row.lease_us > now_us:
         return None
-    expires_us = None if ttl_s is None else now_us + micros(ttl_s)
     ending = settlement(outcome)
-    row = row.but(expires_us=expires_us, past=with_past(row, ending, now_us))
+    row = row.but(expires_us=expiry(ttl_s, now_us), past=with_past(row, ending, now_us))
     if outcome is None:
-        return row.but(state=State.FAILED.value, error=ending)
-    return row.but(state=State.COMPLETED.value, outcome=outcome, completed_us=now_us)
+        return row.but(state=FAILED, error=ending)
+    return row.but(state=COMPLETED, outcome=outcome, completed_us=now_us)
 
 
 def settlement(outcome: Outcome | None) -> str:
@@ -410,7 +459,7 @@ def settlement(outcome: Outcome | None) -> str:
 def forgettable(row: Row | None, force: bool, now_us: int) -> bool:
     if row is None:
         return False
-    return force or not (row.state == State.PENDING and row.lease_us > now_us)
+    return force or not (row.state == PENDING and row.lease_us > now_us)
 
 
 def _outcome(row: Row) -> Outcome:

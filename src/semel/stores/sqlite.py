@@ -28,7 +28,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar
@@ -606,7 +606,7 @@ def _str(stored: str | bytes) -> str:
     return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
 
 
-def _steps_text(steps: dict[str, bytes]) -> str:
+def _steps_text(steps: Mapping[str, bytes]) -> str:
     pairs = [
         [name.encode("utf-8", "surrogatepass").hex(), data.hex()] for name, data in steps.items()
     ]

@@ -6,7 +6,7 @@ an operation out: one at a time, or a batch of them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from semel.stores.rules import Claiming, Completing, Noting, Operation, Releasing, Renewing
@@ -24,34 +24,28 @@ from semel.values import (
 
 
 class Verbs:
-    """Turns each verb into an operation and hands it to `perform`."""
+    """Turns each verb into an operation, and `perform` into the verb's coroutine."""
 
-    async def perform(self, op: Operation) -> Any:
+    def perform(self, op: Operation) -> Coroutine[Any, Any, Any]:
         """Carry the operation out, atomically, and answer it."""
         raise NotImplementedError
 
-    async def claim(
+    def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
-    ) -> Answer:
-        answer: Answer = await self.perform(Claiming(key, attempt, fingerprint, terms))
-        return answer
+    ) -> Coroutine[Any, Any, Answer]:
+        return self.perform(Claiming(key, attempt, fingerprint, terms))
 
-    async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
-        verdict: Verdict = await self.perform(Completing(claim, outcome))
-        return verdict
+    def complete(self, claim: Claim, outcome: Outcome) -> Coroutine[Any, Any, Verdict]:
+        return self.perform(Completing(claim, outcome))
 
-    async def release(self, claim: Claim, *, error: str | None = None) -> Verdict:
-        verdict: Verdict = await self.perform(Releasing(claim, error))
-        return verdict
+    def release(self, claim: Claim, *, error: str | None = None) -> Coroutine[Any, Any, Verdict]:
+        return self.perform(Releasing(claim, error))
 
-    async def renew(self, claim: Claim, *, lease_s: float | None = None) -> Verdict:
-        lease = claim.terms.lease_s if lease_s is None else lease_s
-        verdict: Verdict = await self.perform(Renewing(claim, lease))
-        return verdict
+    def renew(self, claim: Claim, *, lease_s: float | None = None) -> Coroutine[Any, Any, Verdict]:
+        return self.perform(Renewing(claim, claim.terms.lease_s if lease_s is None else lease_s))
 
-    async def note(self, claim: Claim, name: str, data: bytes) -> Verdict:
-        verdict: Verdict = await self.perform(Noting(claim, name, data))
-        return verdict
+    def note(self, claim: Claim, name: str, data: bytes) -> Coroutine[Any, Any, Verdict]:
+        return self.perform(Noting(claim, name, data))
 
 
 class OnDisk(Verbs):

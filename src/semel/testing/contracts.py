@@ -370,6 +370,30 @@ class LedgerContract:
         won = await self.win(ledger, self.key(), RECOVER)
         assert won.orphan is not None
 
+    async def test_an_attempt_given_up_cannot_be_revived(self, ledger: Any) -> None:
+        # A doubled claim, a renewal or a note that was under way when the holder gave up: each
+        # would make a key look alive that nobody works on.
+        claim = (await self.win(ledger, self.key(), HOLD)).claim
+        await ledger.renew(claim, lease_s=0)
+        assert await ledger.renew(claim) == Lost()
+        assert await ledger.note(claim, "late", b"1") == Lost()
+        again = await ledger.claim(claim.key, attempt=claim.attempt, fingerprint=FP, terms=HOLD)
+        assert again == Busy(0.0)
+        assert await ledger.renew(claim, lease_s=0) == Kept()
+        record = await ledger.look(claim.key.id)
+        assert (record.state, dict(record.steps)) == (State.UNKNOWN, {})
+
+    async def test_an_attempt_given_up_may_still_say_how_it_ended(self, ledger: Any) -> None:
+        for ending in ("complete", "release"):
+            claim = (await self.win(ledger, self.key(ending), HOLD)).claim
+            await ledger.renew(claim, lease_s=0)
+            if ending == "complete":
+                assert await ledger.complete(claim, VALUE) == Kept()
+                assert isinstance(await self.ask(ledger, self.key(ending), HOLD), Done)
+            else:
+                assert await ledger.release(claim) == Kept()
+                assert isinstance(await self.ask(ledger, self.key(ending), HOLD), Won)
+
     async def test_steps_are_handed_to_the_next_attempt(self, store: Any, ledger: Any) -> None:
         first = (await self.win(ledger, self.key())).claim
         assert await ledger.note(first, "charge", b"\x00\xff") == Kept()
@@ -493,6 +517,7 @@ class LedgerContract:
         assert record.completed_at is not None
         assert record.expires_at is not None
         assert record.created_at <= record.started_at <= record.completed_at < record.expires_at
+        assert record.completed_at <= record.seen_at < record.expires_at
 
     async def test_look_shows_a_failure_and_its_error(self, ledger: Any) -> None:
         claim = (await self.win(ledger, self.key())).claim
@@ -764,6 +789,8 @@ class Model:
         if slot.status == "done":
             same = move.verb == "complete" and slot.result == move.data
             return "Kept" if same else "Lost"
+        if slot.status == "given up" and move.verb in ("renew", "note"):
+            return "Lost"
         self._change(slot, claim, move)
         return "Kept"
 
@@ -775,6 +802,7 @@ class Model:
             slot.status, slot.expiry = "failed", self.time + TTL_S
         else:
             lease = 0.0 if move.verb == "abandon" else LEASE_S
+            slot.status = "given up" if move.verb == "abandon" else slot.status
             slot.lease_end = self.time + lease
             slot.expiry = None if hold else self.time + lease + TTL_S
             if move.verb == "note":

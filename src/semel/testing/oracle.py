@@ -124,7 +124,7 @@ class Oracle:
             self._wrong(f"replayed {answer.outcome}, recorded was {story.outcome}")
 
     def _watch_busy(self, story: Story, op: Claiming, now_us: int) -> None:
-        if story.attempt == op.attempt and story.state == "failed":
+        if story.attempt == op.attempt and story.state in ("failed", "unknown"):
             self._hit("late_claim_refused")
         elif story.attempt == op.attempt:
             self._wrong("the holder itself was locked out")
@@ -139,7 +139,7 @@ class Oracle:
             self._wrong("answered Orphan to somebody who may take over")
 
     def _watch_won(self, story: Story, op: Claiming, answer: Won, now_us: int) -> None:
-        if story.attempt == op.attempt and story.state in ("held", "unknown"):
+        if story.attempt == op.attempt and story.state == "held":
             self._hit("claim_repeated")
             if story.took_over and answer.orphan is None:
                 self._wrong("a repeated claim forgot that it took over from somebody")
@@ -200,7 +200,7 @@ class Oracle:
     def _watch_change(self, story: Story, op: Any, answer: Any, now_us: int) -> None:
         claim = op.claim
         holds = story.attempt == claim.attempt and claim.fence in (0, story.fence)
-        running = story.state in ("held", "unknown")
+        running = story.state == "held" or (story.state == "unknown" and _may_follow_giving_up(op))
         if isinstance(answer, Lost):
             self._watch_lost(story, op, answer, now_us, ours=holds and running)
         elif not holds:
@@ -259,3 +259,8 @@ class Oracle:
         if outcome is not None:
             story.outcome = outcome
             story.recorded.append(outcome)
+
+
+def _may_follow_giving_up(op: Any) -> bool:
+    """Whoever gave up may still say how it ended; nothing else makes the attempt live again."""
+    return isinstance(op, (Completing, Releasing)) or (isinstance(op, Renewing) and not op.lease_s)
