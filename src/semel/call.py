@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,23 +69,20 @@ PASSING = (SettingsError, InProgressError, ClaimLostError, StoreUnavailableError
 UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 
 
+NOTHING: Mapping[str, bytes] = {}
+
+
 class Attempt:
     """One try at an effect, as its own body sees it."""
 
-    __slots__ = (
-        "_active",
-        "_call",
-        "_copied",
-        "_key",
-        "_parent",
-        "_steps",
-        "_taken",
-        "_unrecorded",
-        "_value",
-        "asked",
-        "claim",
-        "lost",
-    )
+    # What few attempts ever change is kept on the class: making one is on every call's way.
+    asked = False
+    lost = False
+    _copied = False
+    _unrecorded = False
+    _value: Any = None
+    _steps: Mapping[str, bytes] = NOTHING
+    _taken: frozenset[str] = frozenset()
 
     def __init__(self, key: Key, claim: Claim | None, call: Call) -> None:
         self._key = key
@@ -93,13 +90,6 @@ class Attempt:
         self._call: Call | None = call
         self._parent = CURRENT.get()
         self._active = claim is not None
-        self.asked = False
-        self._copied = False
-        self._value: Any = None
-        self._steps: dict[str, bytes] = {}
-        self._taken: set[str] = set()
-        self._unrecorded = False
-        self.lost = False
 
     @property
     def key(self) -> str:
@@ -216,20 +206,12 @@ class Raised:
 class Call:
     """One guarded call: `ask`, then `perform` or `replay`."""
 
-    __slots__ = (
-        "_attempt_id",
-        "_deadline",
-        "_fingerprint",
-        "_late",
-        "_ledger",
-        "_started",
-        "_timer",
-        "_waited",
-        "attempt",
-        "colour",
-        "key",
-        "policy",
-    )
+    attempt: Attempt | None = None
+    _deadline = 0.0
+    _late = 0
+    _started = 0.0
+    _timer: Timer | None = None
+    _waited = False
 
     def __init__(
         self, policy: Policy, ledger: StoreLedger, colour: Colour, key: Key, fingerprint: bytes
@@ -237,15 +219,9 @@ class Call:
         self.policy = policy
         self.colour = colour
         self.key = key
-        self.attempt: Attempt | None = None
         self._ledger = ledger
         self._fingerprint = fingerprint
         self._attempt_id = keys.new_attempt()
-        self._deadline = 0.0
-        self._late = 0
-        self._waited = False
-        self._started = 0.0
-        self._timer: Timer | None = None
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -288,10 +264,16 @@ class Call:
                 fingerprint=self._fingerprint,
                 terms=self.policy.terms,
             )
+        except StoreUnavailableError as error:
+            # The claim may be ours without our knowing it. Elsewhere its lease ends by itself; a
+            # held one would be called unknown, although nothing was begun.
+            if self.policy.terms.hold and error.again:
+                await self._withdraw()
+            raise
         except Exception:
             raise
         except BaseException:
-            # Cut off in the middle of asking: the claim may be ours without our knowing it.
+            # Cut off in the middle of asking: as above.
             await self.colour.shield(self._withdraw())
             raise
         self._started = sent
@@ -431,7 +413,7 @@ class Call:
         """Make the attempt, and keep its lease alive from now on."""
         self.attempt = attempt = Attempt(self.key, won.claim, self)
         if won.steps:
-            attempt._steps = dict(won.steps)
+            attempt._steps = won.steps
         self._keep_lease(self.policy.terms.lease_s / RENEWALS_PER_LEASE)
         return attempt
 
@@ -514,7 +496,9 @@ class Call:
         try:
             verdict = await self._settle(lambda: self._ledger.complete(self._claimed(), outcome))
         except StoreUnavailableError as error:
-            return Raised(self._unrecorded(value, error))
+            # A record in the caller's own transaction goes with it: nothing has happened.
+            happened = error.again or isinstance(error, CorruptRecordError)
+            return Raised(self._unrecorded(value, error) if happened else error)
         if isinstance(verdict, Kept):
             return value
         if verdict.outcome is not None:
@@ -617,13 +601,11 @@ class Call:
         while True:
             try:
                 return await work()
-            except CorruptRecordError:
-                raise
-            except StoreUnavailableError:
-                if self.colour.now() + pause_s > deadline:
+            except StoreUnavailableError as error:
+                if not error.again or self.colour.now() + pause_s > deadline:
                     raise
-                await self.colour.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1.0)
+            await self.colour.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
     async def interrupt(self, error: BaseException) -> None:
         """The body was cut off in the middle: a crash, as far as its effect is concerned."""
@@ -670,7 +652,7 @@ class Call:
                 f"step {name!r} was taken already in this attempt; give each step its own name, "
                 f'such as f"{name}:{{item}}" in a loop'
             )
-        attempt._taken.add(name)
+        attempt._taken |= {name}
         if name in attempt._steps:
             return self._replay_step(name, attempt._steps[name])
         attempt.raise_if_lost()
@@ -679,7 +661,7 @@ class Call:
             if inspect.isawaitable(value):
                 value = await self._awaited_step(name, value)
         except BaseException as error:
-            attempt._taken.discard(name)  # it failed: the body may try it again
+            attempt._taken -= {name}  # it failed: the body may try it again
             if isinstance(error, StopIteration):
                 return Raised(error)
             raise
@@ -723,7 +705,7 @@ class Call:
         if isinstance(verdict, Lost):
             attempt.lost = True
         else:
-            attempt._steps[name] = data
+            attempt._steps = {**attempt._steps, name: data}
 
     def _step_data(self, name: str, value: Any) -> bytes:
         """The value with a tag in front: `v` for a value, `l` for one that could not be stored."""

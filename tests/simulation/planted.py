@@ -54,7 +54,7 @@ class CompleteWithoutFence(Server):
     def answer(self, op: Any) -> Any:
         row = self.row(rules.key_of(op).id)
         if isinstance(op, Completing) and row is not None:
-            expires_us = rules.expiry(op.claim.terms, self.now_us())
+            expires_us = rules.expiry(op.claim.terms.ttl_s, self.now_us())
             done = row.but(state="COMPLETED", outcome=op.outcome, expires_us=expires_us)
             self._put(row.key.id, done)
             return Kept()
@@ -209,7 +209,7 @@ class FailedAfterUnknownCommit(Server):
         row = self.row(rules.key_of(op).id)
         if isinstance(op, Releasing) and row is not None and row.attempt == op.claim.attempt:
             now_us = self.now_us()
-            expires_us = rules.expiry(op.claim.terms, now_us)
+            expires_us = rules.expiry(op.claim.terms.ttl_s, now_us)
             failed = row.but(state=State.FAILED.value, lease_us=now_us, expires_us=expires_us)
             self._put(row.key.id, failed)
             return Kept()

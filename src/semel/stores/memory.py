@@ -70,7 +70,8 @@ class _MemoryLedger(Verbs):
             if row is not None:
                 self._put(id, row)
             if self._calendar.first <= now_us:
-                self._drop(self._calendar.due(now_us, SWEEP_PER_OPERATION), now_us)
+                due = self._calendar.due(now_us, SWEEP_PER_OPERATION)
+                self._drop(due, now_us, SWEEP_PER_OPERATION)
             return answer
 
     def _put(self, id: bytes, row: Row) -> None:
@@ -78,16 +79,17 @@ class _MemoryLedger(Verbs):
         if row.expires_us is not None:
             self._calendar.add(row.expires_us, id)
 
-    def _drop(self, ids: Iterable[bytes], now_us: int) -> int:
+    def _drop(self, ids: Iterable[bytes], now_us: int, limit: int) -> int:
         """Drop those that have expired; one whose expiry has moved is in the calendar again."""
-        expired = [
-            id
-            for id in ids
-            if (row := self._rows.get(id)) is not None and rules.expired(row, now_us)
-        ]
-        for id in expired:
-            self._delete(id)
-        return len(expired)
+        dropped = 0
+        for id in ids:
+            if dropped == limit:
+                break
+            row = self._rows.get(id)
+            if row is not None and rules.expired(row, now_us):
+                self._delete(id)
+                dropped += 1
+        return dropped
 
     def _delete(self, id: bytes) -> None:
         self._floor = max(self._floor, self._rows.pop(id).fence)
@@ -95,9 +97,10 @@ class _MemoryLedger(Verbs):
     async def sweep(self, limit: int = 1000) -> int:
         with self._lock:
             now_us = self._clock.now_us()
-            dropped = self._drop(self._calendar.due(now_us, limit), now_us)
-            today = self._calendar.today(now_us)
-            return dropped + self._drop(today[: limit - dropped], now_us)
+            dropped = 0
+            while dropped < limit and (ids := self._calendar.due(now_us, limit - dropped)):
+                dropped += self._drop(ids, now_us, limit)
+            return dropped + self._drop(self._calendar.today(now_us), now_us, limit - dropped)
 
     async def look(self, id: bytes) -> Record | None:
         with self._lock:

@@ -104,6 +104,7 @@ class Visit:
     faults: int = 0
     faults_since_lease: int = 0
     paused: bool = False
+    cut_off: bool = False  # or whoever asks on its behalf, when it waits behind another
     cancelled: bool = False
 
     # What its body did.
@@ -125,7 +126,7 @@ class Visit:
     @property
     def clean(self) -> bool:
         """Did nothing come between this call and the store?"""
-        return not (self.faults or self.paused or self.host.dead)
+        return not (self.faults or self.paused or self.cut_off or self.host.dead)
 
     @property
     def copes(self) -> bool:

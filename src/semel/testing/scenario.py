@@ -449,6 +449,8 @@ class World:
 
     def _cut_off(self, machine: Machine) -> None:
         machine.cut_off_until = self.loop.clock_s + self.chance() * 2 * LEASE_S
+        for visit in machine.visits:
+            visit.cut_off = visit.cut_off or not visit.over
 
     def _cancel(self, machine: Machine) -> None:
         running = [visit for visit in machine.visits if not visit.over]
