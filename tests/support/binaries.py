@@ -34,6 +34,19 @@ HOW_TO_GET = {
 }
 
 
+MATRIX = (
+    ("redis", "6.2"),
+    ("redis", "7.0"),
+    ("redis", "8.2"),
+    ("valkey", "8"),
+    ("valkey", "9"),
+    ("postgres", "15"),
+    ("postgres", "18"),
+    ("mariadb", "10.11"),
+)
+"""The engines `make matrix` is meant for: our oldest, our newest, and what Debian ships."""
+
+
 class Unavailable(Exception):  # noqa: N818 - a situation, not an error, until somebody requires it
     """There is no way to run this server here. The message says what to do about it."""
 
@@ -97,6 +110,12 @@ def engines(*kinds: str) -> list[Binary]:
         for binary in candidates(kind):
             by_label.setdefault(binary.label, binary)
     return sorted(by_label.values(), key=lambda b: (b.kind, _numbers(b.version)))
+
+
+def has(kind: str, version: str) -> bool:
+    """Was a program of this line of versions found? "" stands for any."""
+    line = f"{version}." if version else ""
+    return any(f"{binary.version}.".startswith(line) for binary in candidates(kind))
 
 
 def missing() -> list[str]:

@@ -23,7 +23,12 @@ from support.binaries import Binary
 REQUIRED = "SEMEL_TEST_REQUIRE"
 ENGINES = "SEMEL_TEST_ENGINES"
 
-VERSIONED = {"redis_server": ("redis", "valkey"), "postgres_server": ("postgres",)}
+VERSIONED = {
+    "redis_server": ("redis", "valkey"),
+    "redis_cluster": ("redis", "valkey"),
+    "redis_sentinel": ("redis", "valkey"),
+    "postgres_server": ("postgres",),
+}
 """The fixtures that `--engines=all` repeats, and the kinds of server each can stand on."""
 
 Server = TypeVar("Server")
@@ -95,12 +100,13 @@ class Engines:
     """
 
     def __init__(self) -> None:
-        self._running: dict[Binary, Any] = {}
+        self._running: dict[tuple[Binary, str], Any] = {}
 
     def get(self, binary: Binary, start: Callable[[Binary], Server]) -> Server:
-        if binary not in self._running:
-            self._running[binary] = start(binary)
-        server: Server = self._running[binary]
+        wanted = (binary, start.__name__)
+        if wanted not in self._running:
+            self._running[wanted] = start(binary)
+        server: Server = self._running[wanted]
         return server
 
     def stop(self) -> None:
@@ -118,8 +124,7 @@ def engines() -> Iterator[Engines]:
 @pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest, engines: Engines) -> servers.RedisServer:
     """A real Redis; with `--engines=all`, every Redis and Valkey in turn."""
-    binary = getattr(request, "param", None) or _or_skip(lambda: binaries.find("redis"))
-    return engines.get(binary, servers.start_redis)
+    return engines.get(_chosen(request, "redis"), servers.start_redis)
 
 
 @pytest.fixture(scope="session")
@@ -130,25 +135,20 @@ def valkey_server() -> Iterator[servers.RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[servers.RedisCluster]:
+def redis_cluster(request: pytest.FixtureRequest, engines: Engines) -> servers.RedisCluster:
     """Three masters, no replicas."""
-    cluster = _or_skip(servers.start_redis_cluster)
-    yield cluster
-    cluster.stop()
+    return engines.get(_chosen(request, "redis"), servers.start_redis_cluster)
 
 
 @pytest.fixture(scope="session")
-def redis_sentinel() -> Iterator[servers.RedisSentinel]:
+def redis_sentinel(request: pytest.FixtureRequest, engines: Engines) -> servers.RedisSentinel:
     """A master and a replica under three sentinels."""
-    group = _or_skip(servers.start_redis_sentinel)
-    yield group
-    group.stop()
+    return engines.get(_chosen(request, "redis"), servers.start_redis_sentinel)
 
 
 @pytest.fixture(scope="session")
 def postgres_server(request: pytest.FixtureRequest, engines: Engines) -> servers.PostgresServer:
-    binary = getattr(request, "param", None) or _or_skip(lambda: binaries.find("postgres"))
-    return engines.get(binary, servers.start_postgres)
+    return engines.get(_chosen(request, "postgres"), servers.start_postgres)
 
 
 @pytest.fixture(scope="session")
@@ -156,6 +156,11 @@ def mariadb_server() -> Iterator[servers.MariaDBServer]:
     server = _or_skip(servers.start_mariadb)
     yield server
     server.stop()
+
+
+def _chosen(request: pytest.FixtureRequest, kind: str) -> Binary:
+    """The version this test is repeated for, or the first choice."""
+    return getattr(request, "param", None) or _or_skip(lambda: binaries.find(kind))
 
 
 # --- an empty store for one test ----------------------------------------------------------------
