@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack
 
@@ -25,9 +25,8 @@ from semel.codec import CODEC, Codec, decode_error, encode_error, type_path
 from semel.colour import SYNC, run
 from semel.errors import CorruptRecordError, ReplayedError, SettingsError
 from semel.policy import Recovered, Retry, Seconds, _positive
-from semel.ports import Clock, Store, StoreLedger
+from semel.ports import Store, StoreLedger
 from semel.settings import as_store
-from semel.stores.rules import moment
 from semel.values import Guarantees, Key, Kind, Outcome, Record, State
 
 __all__ = [
@@ -231,68 +230,60 @@ async def explain(
     key: KeyLike,
     *,
     codec: Codec = CODEC,
-    clock: Clock | None = None,
     **identity: Unpack[Identity],
 ) -> Story | None:
     """A key's whole story, or None when nothing is recorded.
 
-    How much of a lease is left is measured by this machine's clock, or by `clock` where the
-    store was given one.
+    It is told as of the moment when the store looked, by the store's own clock.
     """
     record = await find(ledger, key, **identity)
-    if record is None:
-        return None
-    now = datetime.now(UTC) if clock is None else moment(clock.now_us())
-    return tell(record, now, codec)
+    return None if record is None else tell(record, codec)
 
 
-def tell(record: Record, now: datetime, codec: Codec = CODEC) -> Story:
-    """The story of a record that was read at this moment."""
-    tries = _tries(record, now)
+def tell(record: Record, codec: Codec = CODEC) -> Story:
+    """The story of a record, as of the moment it was read."""
+    tries = _tries(record)
     outcome = record.outcome
     return Story(
         record=record,
         tries=tries,
         forgotten=record.number - len(tries),
-        lease_left_s=_lease_left_s(record, now),
+        lease_left_s=_lease_left_s(record),
         steps={name: _read_step(data, codec) for name, data in record.steps.items()},
         outcome=None if outcome is None else _read(outcome.kind, outcome.data, codec),
-        next_call=_next_call(record, now),
+        next_call=_next_call(record),
     )
 
 
-def _lease_left_s(record: Record, now: datetime) -> float | None:
+def _lease_left_s(record: Record) -> float | None:
     if record.state not in (State.PENDING, State.UNKNOWN):
         return None
-    left_s = (record.lease_until - now).total_seconds()
-    return max(left_s, 0.0) if _live(record, now) else min(left_s, 0.0)
+    return (record.lease_until - record.seen_at).total_seconds()
 
 
-def _live(record: Record, now: datetime) -> bool:
-    """The store itself has compared a held record's lease with its own clock."""
-    if record.state == State.PENDING:
-        return record.held or record.lease_until > now
-    return False
+def _live(record: Record) -> bool:
+    """Is somebody at it? By the clock that its lease counts by, not by ours."""
+    return record.state == State.PENDING and record.lease_until > record.seen_at
 
 
-def _tries(record: Record, now: datetime) -> tuple[Try, ...]:
+def _tries(record: Record) -> tuple[Try, ...]:
     past = tuple(
         Try(p.number, p.fence, p.attempt, p.started_at, p.ended_at, p.ending) for p in record.past
     )
     if past and past[-1].number == record.number:
         return past
-    ended_at, ending = _ending(record, now)
+    ended_at, ending = _ending(record)
     last = Try(record.number, record.fence, record.attempt, record.started_at, ended_at, ending)
     return (*past, last)
 
 
-def _ending(record: Record, now: datetime) -> tuple[datetime | None, str]:
+def _ending(record: Record) -> tuple[datetime | None, str]:
     if record.outcome is not None:
         endings = {"value": "completed", "error": "failed for good", "lost": "completed"}
         return record.completed_at, endings[record.outcome.kind]
     if record.state == State.FAILED:
         return record.lease_until, f"failed: {record.error}" if record.error else "released"
-    return None, "running" if _live(record, now) else "nobody knows"
+    return None, "running" if _live(record) else "nobody knows"
 
 
 # --- stored bytes -------------------------------------------------------------------------------
@@ -339,12 +330,12 @@ _REPLAYS: dict[Kind, str] = {
 }
 
 
-def _next_call(record: Record, now: datetime) -> NextCall:
+def _next_call(record: Record) -> NextCall:
     if record.outcome is not None:
         return NextCall("replay", f"{_REPLAYS[record.outcome.kind]}, {_kept(record)}; nothing runs")
     if record.state == State.FAILED:
         return NextCall("run", f"runs: the last attempt failed{_with_steps(record)}")
-    if _live(record, now):
+    if _live(record):
         return NextCall(
             "busy",
             f"is told that {record.holder} is at it, until that ends or its lease runs out, at "
@@ -495,14 +486,11 @@ class Admin:
     A store given by its URL is closed at the end; one given as it is stays open.
     """
 
-    def __init__(
-        self, store: Store | str, *, codec: Codec = CODEC, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: Store | str, *, codec: Codec = CODEC) -> None:
         self._store = as_store(store)
         self._own = isinstance(store, str)
         self._ledger = self._store.ledger(SYNC)
         self._codec = codec
-        self._clock = clock
 
     def records(
         self,
@@ -527,7 +515,7 @@ class Admin:
 
     def explain(self, key: KeyLike, **identity: Unpack[Identity]) -> Story | None:
         """A key's whole story, or None when nothing is recorded."""
-        return run(explain(self._ledger, key, codec=self._codec, clock=self._clock, **identity))
+        return run(explain(self._ledger, key, codec=self._codec, **identity))
 
     def resolve(
         self,

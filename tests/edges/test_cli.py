@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -293,6 +294,124 @@ def test_a_terminal_gets_tables(filled, monkeypatch):
     assert "\x1b[2m" in listed
     assert "COMPLETED" in listed
     assert "reserve" in told
+
+
+LONG = "order:2026-11-15:customer-000000012345:item-77777:the-last-one"
+
+
+def on_a_terminal(monkeypatch, columns, *args):
+    """What a terminal of this width shows, row by row, without the colours."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = semel_cli("ledger", *args, color=True)
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines(), result.stderr
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 100, 120, 260])
+def test_a_listing_fits_its_terminal(filled, monkeypatch, columns):
+    do(filled, LONG)
+
+    rows, hint = on_a_terminal(monkeypatch, columns, "list", filled)
+
+    assert len(rows) == 6, "no row is wrapped"
+    assert max(map(len, rows)) <= columns
+    assert {"key", "state"} <= set(rows[0].split())
+    assert ("--wide" in hint) == (columns < 260)
+
+
+def test_what_matters_most_is_left_out_last(filled, monkeypatch):
+    do(filled, LONG)
+    shown = {
+        columns: on_a_terminal(monkeypatch, columns, "list", filled)[0][0].split()
+        for columns in (200, 100, 80, 60, 40)
+    }
+
+    everything = ["key", "tenant", "operation", "state", "try", "holder", "started", "expires"]
+    assert shown[200] == everything
+    assert shown[100] == everything[:-1]
+    assert shown[80] == ["key", "tenant", "operation", "state", "holder", "started"]
+    assert shown[60] == ["key", "tenant", "state", "started"]
+    assert shown[40] == ["key", "tenant", "state"]
+
+
+def test_a_long_key_keeps_both_its_ends(filled, monkeypatch):
+    do(filled, LONG)
+
+    rows, _ = on_a_terminal(monkeypatch, 80, "list", filled)
+
+    (row,) = [row for row in rows if row.startswith("order")]
+    assert re.match(r"order:2\S*…\S*ast-one ", row)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_wide_shows_whole_rows(filled, monkeypatch, columns):
+    do(filled, LONG)
+
+    rows, hint = on_a_terminal(monkeypatch, columns, "list", filled, "--wide", "--ids")
+
+    assert len(rows) == 6
+    (row,) = [row for row in rows if row.startswith(LONG)]
+    assert make_key(LONG).id.hex() in row
+    assert "once" in row
+    assert hint == ""
+
+
+def test_an_id_is_never_cut(filled, monkeypatch):
+    rows, _ = on_a_terminal(monkeypatch, 80, "list", filled, "--ids")
+
+    assert make_key("paid:7").id.hex() in "\n".join(rows)
+
+
+def test_tenants_that_nobody_has_take_no_room(sqlite_url, monkeypatch):
+    do(sqlite_url, "k:1")
+
+    rows, hint = on_a_terminal(monkeypatch, 120, "list", sqlite_url)
+
+    assert "tenant" not in rows[0]
+    assert hint == ""
+
+
+def test_an_empty_listing_is_its_heading(sqlite_url, monkeypatch):
+    do(sqlite_url, "k:1")
+    answer("ledger", "forget", sqlite_url, "k:1", "--yes")
+
+    rows, _ = on_a_terminal(monkeypatch, 80, "list", sqlite_url)
+
+    assert len(rows) == 1
+    assert rows[0].startswith("key")
+
+
+def test_wide_characters_are_counted_as_wide(sqlite_url, monkeypatch):
+    do(sqlite_url, "注文" * 30)
+
+    rows, _ = on_a_terminal(monkeypatch, 80, "list", sqlite_url)
+
+    assert len(rows) == 2
+    assert max(map(cell_len, rows)) <= 80
+
+
+def test_a_story_fits_its_terminal(filled, monkeypatch):
+    rows, _ = on_a_terminal(monkeypatch, 80, "explain", filled, "declined:7")
+
+    told = rows[: next(n for n, row in enumerate(rows) if row.startswith("The next call"))]
+    assert max(map(len, told)) <= 80
+    (heading,) = [row.split() for row in told if row.startswith("try")]
+    assert heading == ["try", "holder", "fence", "started", "ending"]
+
+
+def test_held_is_said_only_of_what_is_open(filled):
+    held = {
+        key: answer("ledger", "explain", filled, *key.split())["held"]
+        for key in ("paid:7", "declined:7", "running:7", " ".join(VANISHED))
+    }
+    assert list(held.values()) == [None, None, False, True]
+    assert "held\tuntil its outcome is known\n" in (
+        semel_cli("ledger", "explain", filled, *VANISHED).stdout
+    )
+    answer("ledger", "resolve", filled, *VANISHED, "--value", "1", "--yes")
+    assert answer("ledger", "explain", filled, *VANISHED)["held"] is None
+    assert "held" not in semel_cli("ledger", "explain", filled, *VANISHED).stdout
 
 
 def test_a_pipe_gets_one_line_per_record(filled):

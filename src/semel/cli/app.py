@@ -236,6 +236,9 @@ def list_records(
         str | None, typer.Option(help="Go on behind this id, the `next` of the last page.")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Whole rows, however narrow the terminal is.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List records, in the order of their ids."""
@@ -247,7 +250,7 @@ def list_records(
     if as_json:
         show.print_json({"records": [show.record_json(r) for r in page], "next": following})
         return
-    show.print_records(page, ids=ids)
+    show.print_records(page, ids=ids, wide=wide)
     if following:
         show.print_error(f"there may be more: --after {following}")
 

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.admin import Reading, Story, Try
-from semel.values import Guarantees, Record
+from semel.cli.table import Column, print_fitted
+from semel.values import Guarantees, Record, State
 
 Json = dict[str, Any]
 
@@ -29,6 +30,9 @@ Json = dict[str, Any]
 SHOWN = 2000
 
 HIDDEN = "***"
+
+# Wider than any row of cells that are at most SHOWN wide.
+ENDLESS = 100_000
 
 
 # --- secrets ------------------------------------------------------------------------------------
@@ -74,7 +78,7 @@ def record_json(record: Record) -> Json:
         "number": record.number,
         "fence": record.fence,
         "holder": record.holder,
-        "held": record.held,
+        "held": held(record),
         "created_at": _iso(record.created_at),
         "started_at": _iso(record.started_at),
         "lease_until": _iso(record.lease_until),
@@ -82,6 +86,11 @@ def record_json(record: Record) -> Json:
         "expires_at": _iso(record.expires_at),
         "error": record.error,
     }
+
+
+def held(record: Record) -> bool | None:
+    """Does it stay until its outcome is known? Of one that is settled, nobody asks."""
+    return record.held if record.state in (State.PENDING, State.UNKNOWN) else None
 
 
 def story_json(story: Story) -> Json:
@@ -138,34 +147,61 @@ def _iso(moment: datetime | None) -> str | None:
 # --- for people ---------------------------------------------------------------------------------
 
 
-def print_records(records: Sequence[Record], *, ids: bool) -> None:
-    columns = ["key", "tenant", "operation", "state", "try", "holder", "started", "expires"]
-    rows = [
-        [
-            record.key.text,
-            record.key.tenant,
-            record.key.operation,
-            record.state.value,
-            str(record.number),
-            record.holder,
-            when(record.started_at),
-            when(record.expires_at) if record.expires_at else "never",
-            *([record.key.id.hex()] if ids else []),
-        ]
-        for record in records
+RECORD_COLUMNS = (
+    Column("key", rank=0, least=12),
+    Column("tenant", rank=2, least=6),
+    Column("operation", rank=4, least=12),
+    Column("state", rank=1, least=9),
+    Column("try", rank=6, least=3),
+    Column("holder", rank=5, least=10),
+    Column("started", rank=3, least=20),
+    Column("expires", rank=7, least=20),
+)
+ID_COLUMN = Column("id", rank=0, least=64)  # half an id finds nothing
+
+TRY_COLUMNS = (
+    Column("try", rank=0, least=3),
+    Column("holder", rank=3, least=12),
+    Column("fence", rank=2, least=16),
+    Column("started", rank=1, least=20),
+    Column("ended", rank=4, least=20),
+    Column("ending", rank=0, least=12, folds=True),
+)
+STEP_COLUMNS = (
+    Column("step", rank=0, least=8, folds=True),
+    Column("result", rank=0, least=20, folds=True),
+)
+
+
+def print_records(records: Sequence[Record], *, ids: bool, wide: bool) -> None:
+    columns = [*RECORD_COLUMNS, ID_COLUMN] if ids else list(RECORD_COLUMNS)
+    rows = [_record_row(record)[: len(columns)] for record in records]
+    whole = print_table(columns, rows, wide=wide)
+    if not whole:
+        print_error("shortened to fit this terminal; --wide shows all of it")
+
+
+def _record_row(record: Record) -> list[str]:
+    return [
+        record.key.text,
+        record.key.tenant,
+        record.key.operation,
+        record.state.value,
+        str(record.number),
+        record.holder,
+        when(record.started_at),
+        when(record.expires_at) if record.expires_at else "never",
+        record.key.id.hex(),
     ]
-    print_table([*columns, "id"] if ids else columns, rows)
 
 
 def print_story(story: Story) -> None:
     print_facts(_facts(story))
     if story.forgotten:
         print_line(f"The first {story.forgotten} tries are no longer kept.")
-    print_table(
-        ["try", "holder", "fence", "started", "ended", "ending"], map(_try_row, story.tries)
-    )
+    print_table(TRY_COLUMNS, [_try_row(one) for one in story.tries])
     if story.steps:
-        print_table(["step", "result"], ([n, s.text] for n, s in story.steps.items()))
+        print_table(STEP_COLUMNS, [[name, step.text] for name, step in story.steps.items()])
     print_line(f"The next call {story.next_call.sentence}.")
 
 
@@ -178,6 +214,7 @@ def _facts(story: Story) -> list[tuple[str, str]]:
         ("id", record.key.id.hex()),
         ("state", record.state.value),
         ("lease", _lease(story.lease_left_s)),
+        ("held", "until its outcome is known" if held(record) else ""),
         ("created", when(record.created_at)),
         ("expires", when(record.expires_at) if record.expires_at else "never"),
     ]
@@ -250,20 +287,18 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     console.print(grid)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on a terminal; one line per row, cells parted by tabs, else."""
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, wide: bool = False
+) -> bool:
+    """A table on a terminal; one line per row, cells parted by tabs, else. Was it all shown?"""
     console = Console(highlight=False)
     if not console.is_terminal:
-        print_line_of(columns)
+        print_line_of(column.name for column in columns)
         for row in rows:
             print_line_of(row)
-        return
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(shorten(cell))) for cell in row))
-    console.print(table)
+        return True
+    cleaned = [[clean(shorten(cell)) for cell in row] for row in rows]
+    return print_fitted(columns, cleaned, width=ENDLESS if wide else console.width)
 
 
 def print_line_of(cells: Iterable[str]) -> None:
