@@ -194,6 +194,31 @@ async def test_store_down_before_the_claim_runs_nothing(store):
     assert calls == []
 
 
+async def test_a_held_claim_whose_reply_is_lost_is_withdrawn(store):
+    """Nothing was begun: nobody should have to find out how it ended."""
+
+    @idempotent(store=store, key="k", on_crash="hold")
+    async def pay():
+        return "ok"
+
+    store.line.lose_reply["claim"] = 1
+    with pytest.raises(StoreUnavailableError):
+        await pay()
+    assert record(store).state is State.FAILED
+    assert await pay() == "ok"
+
+
+async def test_a_claim_that_nobody_holds_on_to_costs_no_second_wait(store):
+    @idempotent(store=store, key="k")
+    async def pay():
+        return "ok"
+
+    store.line.lose_reply["claim"] = 1
+    with pytest.raises(StoreUnavailableError):
+        await pay()
+    assert store.line.count == {"claim": 1}
+
+
 async def test_on_unavailable_run_runs_unguarded_and_says_so(store, caplog):
     calls = []
 
@@ -259,6 +284,20 @@ def test_the_same_for_sync(store):
     with pytest.raises(StoreUnavailableError, match="happened") as caught:
         pay()
     assert caught.value.result == "charged"
+
+
+async def test_a_store_that_says_asking_again_is_no_use_is_not_asked_again(store):
+    """A record in the caller's transaction dies with it: the effect has not happened."""
+
+    @idempotent(store=store, key="k")
+    async def pay():
+        store.line.last_words = StoreUnavailableError("the transaction is dead", again=False)
+        return "charged"
+
+    with pytest.raises(StoreUnavailableError, match=r"^the transaction is dead$") as caught:
+        await pay()
+    assert not caught.value.happened
+    assert store.line.count["complete"] == 1
 
 
 async def test_a_failure_that_cannot_be_recorded_is_still_the_callers_error(store, caplog):

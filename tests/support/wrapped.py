@@ -15,7 +15,10 @@ HOT = ("claim", "complete", "release", "renew", "note")
 
 
 class Line:
-    """The wire: `lose_request`, `lose_reply` and `delay` map a verb to how often, or how long."""
+    """The wire: `lose_request`, `lose_reply` and `delay` map a verb to how often, or how long.
+
+    `last_words` is what every verb is answered from the moment it is set.
+    """
 
     def __init__(self):
         self.count = Counter()
@@ -23,9 +26,12 @@ class Line:
         self.lose_reply = Counter()
         self.delay_before = {}
         self.delay_after = {}
+        self.last_words = None
 
     async def carry(self, verb, call):
         self.count[verb] += 1
+        if self.last_words is not None:
+            raise self.last_words
         if verb in self.delay_before:
             await asyncio.sleep(self.delay_before[verb])
         if self.lose_request[verb] > 0:
