@@ -173,6 +173,22 @@ to_text = _text_maker(sort_keys=False)
 to_sorted_text = _text_maker(sort_keys=True)
 
 
+def _float_text(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError
+    return float.__repr__(value)
+
+
+# What `to_text` makes of a scalar, in a tenth of the time. Raises ValueError like it.
+PLAIN_TEXT: dict[type, Callable[[Any], str]] = {
+    str: json.encoder.encode_basestring,
+    int: int.__repr__,
+    float: _float_text,
+    bool: {True: "true", False: "false"}.__getitem__,
+    type(None): {None: "null"}.__getitem__,
+}
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 

@@ -30,12 +30,15 @@ from hypothesis import strategies as st
 
 from semel.errors import SettingsError
 from semel.keys import (
+    AutoKey,
     Binder,
     Template,
     auto_key,
     canonical,
+    canonical_call,
     child_key,
     fingerprint,
+    identifier,
     identity,
     make_key,
     new_attempt,
@@ -930,6 +933,122 @@ def test_what_a_call_does_not_have_is_named(template):
         render(template, order=Customer(id=1))
 
 
+# --- in one go ----------------------------------------------------------------------------------
+
+
+def at_length(fn, key, args, kwargs, *, compares=False, **settings):
+    """What `identifier` promises to answer, one step after another."""
+    binder = Binder(fn)
+    bound = binder.bind(args, kwargs)
+    made = make_key(key.render(bound), operation="shop.pay", **settings)
+    if not compares:
+        return made, b""
+    compared = {name: value for name, value in bound.items() if name != binder.self_name}
+    return made, fingerprint(canonical_call("shop.pay", compared))
+
+
+def in_one_go(fn, key, args, kwargs, **settings):
+    return identifier(Binder(fn), key, operation="shop.pay", **settings)(args, kwargs)
+
+
+def answers(call):
+    try:
+        return call()
+    except (ValueError, TypeError) as error:
+        return type(error), str(error)
+
+
+SETTINGS = [
+    {},
+    {"tenant": "acmé"},
+    {"version": "2"},
+    {"per_operation": True},
+    {"tenant": "t", "version": "ü", "per_operation": True},
+]
+
+# Beside one of these, the walk writes a large integer in another way than `json` does.
+tagged = st.sampled_from([uuid.UUID(int=1), b"x", date(2024, 1, 1), datetime(2024, 1, 1, fold=1)])
+large = st.sampled_from([2**2100 - 1, 2**2100, -(2**2100), [10**700], 10**5000, "7" * 700])
+any_argument = arguments | tagged | large | st.text() | st.floats() | st.integers()
+
+
+@settings(relaxed, max_examples=400)
+@given(any_argument, any_argument, st.sampled_from(SETTINGS))
+def test_in_one_go_is_what_it_is_at_length(one, other, more):
+    key = AutoKey("shop.pay")
+    args, kwargs = (one,), {"b": other}
+    assert in_one_go(f1, key, args, kwargs, **more) == at_length(f1, key, args, kwargs, **more)
+
+
+@settings(relaxed, max_examples=400)
+@given(any_argument, any_argument, st.booleans(), st.sampled_from(SETTINGS))
+def test_in_one_go_by_template_is_what_it_is_at_length(one, other, compares, more):
+    key = Template("it's {{{a}}}-{b}:%\\n", Binder(f1).names)
+    call = (f1, key, (one, other), {})
+    more = {**more, "compares": compares}
+    assert answers(lambda: in_one_go(*call, **more)) == answers(lambda: at_length(*call, **more))
+
+
+def hiding(type, kind, write, show, *, write_____="w", __builtins__=0): ...  # noqa: A002
+
+
+class Till:
+    def pay(self, user_id, amount=5): ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "template", "args", "kwargs"),
+    [
+        (f0, None, (), {}),
+        (f1, None, (1,), {}),
+        (f2, None, (1,), {"c": "x"}),
+        (f3, None, (1,), {"z": 1, "y": [2]}),
+        (f3, None, (1, 2, 3), {}),
+        (f4, None, (), {"a": 1}),
+        (f1, None, (1, 2, 3, 4), {}),
+        (f1, None, (), {"zzz": 1}),
+        (hiding, None, (1, "2", None, 2.5), {}),
+        (hiding, "{type}:{show}", (1, "2", None, 2.5), {}),
+        (functools.partial(f1, 7), None, (1,), {}),
+        (functools.partial(f1, 7), "{a}:{b}", (1,), {}),
+        (Till.pay, "{user_id}", (object(), "u"), {}),
+        (Till.pay, "{user_id}", (object(), ""), {}),
+        (Till().pay, "{user_id}", ("u",), {}),
+        (f1, "{a[id]}", ({"id": 3}, 2), {}),
+        (f1, "{a[id]}", ({"id": None}, 2), {}),
+        (f1, "{a[id]}", ({}, 2), {}),
+        (f1, "{a.id}/{b}", (Order(3), 2), {}),
+        (f1, "{a}", (Colour.RED, 2), {}),
+        (f1, "{a}", (None, 2), {}),
+        (f1, "{a}", ("x" * 254, 2), {}),
+        (f1, "{a}", ("x" * 256, 2), {}),
+        (f1, "{a}", ("ü\n", 2), {}),
+        (f1, "{a}", ("\ud800", 2), {}),
+        (f1, "daily", (1, 2), {}),
+        (f1, "daily", (1, object()), {}),
+    ],
+)
+def test_in_one_go_for_every_kind_of_call(fn, template, args, kwargs):
+    key = Template(template, Binder(fn).names) if template else AutoKey("shop.pay")
+    for compares in {False, template is not None}:
+        assert answers(lambda: in_one_go(fn, key, args, kwargs, compares=compares)) == answers(  # noqa: B023
+            lambda: at_length(fn, key, args, kwargs, compares=compares)  # noqa: B023
+        )
+
+
+@pytest.mark.parametrize("operation", ["größe", "tab\t", "o" * 300])
+def test_in_one_go_under_odd_names(operation):
+    key = AutoKey(operation)
+    made, _ = identifier(Binder(f1), key, operation=operation)((1, 2), {})
+    assert made == make_key(key.render({"a": 1, "b": 2, "c": 3}), operation=operation)
+
+
+def test_a_refusal_has_no_other_error_behind_it():
+    with pytest.raises(SettingsError) as caught:
+        in_one_go(f1, AutoKey("shop.pay"), (object(), 1), {})
+    assert caught.value.__context__ is None
+
+
 # --- children and attempts ----------------------------------------------------------------------
 
 
@@ -966,7 +1085,7 @@ def test_an_attempt_names_its_holder():
     host, _, pid = holder.rpartition(":")
     assert int(pid) == os.getpid()
     assert len(host) <= 40
-    assert len(random) > 16
+    assert len(bytes.fromhex(random)) == 8
     assert len({new_attempt() for _ in range(1000)}) == 1000
 
 
@@ -984,3 +1103,23 @@ def test_a_forked_child_has_a_name_of_its_own():
     os.close(writing)
     assert f":{pid}/" in attempt
     assert f":{os.getpid()}/" in new_attempt()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_copy_of_the_process_makes_other_attempts(monkeypatch):
+    """A cloned machine: every byte the same, the process's number too, and nobody is told."""
+    import ctypes
+
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    new_attempt()
+    reading, writing = os.pipe()
+    if not ctypes.PyDLL(None).fork():
+        os.write(writing, new_attempt().encode())
+        os._exit(0)
+    theirs = os.read(reading, 1000).decode()
+    os.wait()
+    os.close(reading)
+    os.close(writing)
+    assert theirs.rpartition("/")[0] == new_attempt().rpartition("/")[0]
+    assert theirs != new_attempt()

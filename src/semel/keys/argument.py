@@ -1,0 +1,180 @@
+"""An argument as bytes: equal exactly when type and value are.
+
+The walk is the codec's, for equality instead of rebuilding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NoReturn
+from uuid import UUID
+
+from semel.codec import (
+    DEPTH,
+    PLAIN_TEXT,
+    TAG,
+    Tree,
+    Walk,
+    Writer,
+    find_loaded,
+    is_dataclass,
+    is_plain,
+    is_pydantic,
+    plain_base,
+    read_field,
+    to_sorted_text,
+    type_path,
+)
+from semel.errors import SettingsError
+
+
+def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
+    """The one way to write this argument: equal bytes mean the same type and the same value.
+
+    The order of a dict or set does not matter. An aware datetime is its reading and its offset.
+    A dataclass counts with the fields that it is compared by; a pydantic model with its fields
+    and extras. An object may speak for itself with `__idempotency_key__()`. `where` names the
+    parameter in the refusal, `remedy` what to write instead of giving a key.
+    """
+    try:
+        if is_plain(value):
+            return to_sorted_text(value).encode()
+    except (ValueError, TypeError, RuntimeError):
+        pass  # NaN, a huge integer, a lone surrogate: the walk writes it
+    return _text(_walk(where, remedy).tree(value))
+
+
+def canonical_call(operation: str, bound: Mapping[str, Any], *, remedy: str = "") -> bytes:
+    """The arguments of a call, as `canonical` would write their dict, named one by one."""
+    try:
+        if is_plain(bound):
+            return to_sorted_text(bound).encode()
+    except (ValueError, TypeError, RuntimeError):
+        pass
+    return _text(
+        {
+            name: _walk(f"{operation}: parameter {name}", remedy).tree(value)
+            for name, value in bound.items()
+        }
+    )
+
+
+def _walk(where: str, remedy: str) -> _Canon:
+    walk = _Canon(where)
+    walk.remedy = remedy or walk.remedy
+    return walk
+
+
+def _text(tree: Tree) -> bytes:
+    return to_sorted_text(tree).encode()
+
+
+class _Canon(Walk):
+    """The walk of the codec, for equality instead of rebuilding."""
+
+    remedy = "give key= with what identifies the call"
+
+    def path_of(self, kind: type) -> str:
+        return type_path(kind)
+
+    def order(self, trees: list[Tree]) -> list[Tree]:
+        return sorted(trees, key=to_sorted_text)
+
+    def advice(self, kind: type) -> str:
+        plain = plain_base(kind)
+        if plain is not None:
+            return f"pass a plain {plain.__name__}"
+        return "give the class a method __idempotency_key__()"
+
+    def refuse(self, kind: type, advice: str) -> NoReturn:
+        raise SettingsError(
+            f"{self.spot()}: {kind} cannot be part of a key; {advice}, or {self.remedy}"
+        )
+
+
+def _write_instant(_: Walk, value: datetime) -> Tree:
+    """Reading and offset; by which rule the offset was found does not matter."""
+    node = {TAG: "datetime", "v": value.isoformat()}
+    return node | {"fold": 1} if value.fold and value.utcoffset() is None else node
+
+
+def _write_own_key(walk: Walk, value: Any) -> Tree:
+    own = value.__idempotency_key__()
+    return {
+        TAG: "own",
+        "type": walk.path_of(type(value)),
+        "v": walk.attribute("__idempotency_key__()", own),
+    }
+
+
+def _write_compared(walk: Walk, value: Any) -> Tree:
+    names = [field.name for field in fields(value) if field.compare]
+    return _write_fields(walk, value, {name: read_field(walk, value, name) for name in names})
+
+
+def _write_model(walk: Walk, value: Any) -> Tree:
+    named = {name: read_field(walk, value, name) for name in type(value).model_fields}
+    return _write_fields(walk, value, named | (value.__pydantic_extra__ or {}))
+
+
+def _write_fields(walk: Walk, value: Any, named: dict[str, Any]) -> Tree:
+    pairs = [[walk.attribute(name, name), walk.attribute(name, named[name])] for name in named]
+    return {TAG: "fields", "type": walk.path_of(type(value)), "v": walk.order(pairs)}
+
+
+def _write_named(walk: Walk, value: Any) -> Tree:
+    """A function or class that its module holds under its own name."""
+    path = type_path(value)
+    if find_loaded(path) is not value:
+        walk.refuse(type(value), "define it at the top of a module")
+    return {TAG: "named", "v": path}
+
+
+def _has_own_key(kind: type) -> bool:
+    return hasattr(kind, "__idempotency_key__")
+
+
+def _is_named(kind: type) -> bool:
+    return issubclass(kind, (FunctionType, BuiltinFunctionType, type))
+
+
+_OWN_SHAPES: dict[Any, Writer] = {is_dataclass: _write_compared, is_pydantic: _write_model}
+
+_Canon.writers = {**Walk.writers, datetime: _write_instant}
+_Canon.shapes = (
+    (_has_own_key, _write_own_key),
+    *((fits, _OWN_SHAPES.get(fits, writer)) for fits, writer in Walk.shapes),
+    (_is_named, _write_named),
+)
+
+
+# --- simple ones --------------------------------------------------------------------------------
+
+
+def _plain_text(value: Any) -> str:
+    # One level of the depth is the dict of the arguments.
+    if not is_plain(value, DEPTH - 1):
+        raise ValueError
+    return to_sorted_text(value)
+
+
+def _tagged_text(writer: Writer) -> Callable[[Any], str]:
+    nowhere = Walk("")
+    return lambda value: to_sorted_text(writer(nowhere, value))
+
+
+# What `canonical_call` writes for an argument of exactly this type, for those whose writing asks
+# nothing of the walk. It raises where they are not as simple as they look.
+SIMPLE: dict[type, Callable[[Any], str]] = {
+    **PLAIN_TEXT,
+    dict: _plain_text,
+    list: _plain_text,
+    **{
+        kind: _tagged_text(_Canon.writers[kind])
+        for kind in (bytes, UUID, Decimal, date, datetime, timedelta)
+    },
+}
