@@ -16,7 +16,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from semel import keys
-from semel.call import CURRENT, Attempt, Call, current, leave, unwrap
+from semel.attempt import CURRENT, Attempt, current, leave
+from semel.call import Call, unwrap
 from semel.codec import Codec
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import SettingsError, StoreUnavailableError

@@ -16,7 +16,7 @@ from semel.errors import SettingsError
 from semel.values import Survives, Terms
 
 if TYPE_CHECKING:
-    from semel.call import Attempt
+    from semel.attempt import Attempt
 
 Seconds = float | int | timedelta
 OnDuplicate = Literal["return", "raise", "wait"]
