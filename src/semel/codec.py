@@ -94,7 +94,10 @@ class JSONCodec:
 
     def encode(self, value: Any) -> bytes:
         """The value as JSON in UTF-8, valid for any reader."""
+        scalar = PLAIN_TEXT.get(type(value))
         try:
+            if scalar is not None:
+                return scalar(value).encode()
             if is_plain(value):
                 return to_text(value).encode()
         except (ValueError, TypeError, RuntimeError):
