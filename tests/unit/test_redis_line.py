@@ -10,10 +10,10 @@ import redis.asyncio
 
 from semel.errors import CorruptRecordError, StoreUnavailableError
 from semel.stores.redis.line import _bulk, refused, unreachable
-from semel.stores.redis.scripts import CLAIM, Call
+from semel.stores.redis.scripts import CLAIM, call_of
 
-CALL = Call(CLAIM, b"semel:default:{id}:ledger", ())
-PING = (b"PING",)
+CALL = call_of(CLAIM, b"semel:default:{id}:ledger")
+PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Wire:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+import hiredis
 import pytest
 import redis
 from hypothesis import given
@@ -15,9 +17,9 @@ from semel.colour import SYNC, run
 from semel.errors import CorruptRecordError
 from semel.keys import make_key
 from semel.stores.redis import RedisStore, scripts
+from semel.stores.redis.ledger import RedisLedger
 from semel.stores.redis.scripts import Names
-from semel.stores.rules import Claiming
-from semel.values import Kept, Key, Outcome, Terms, Won
+from semel.values import Claim, Kept, Key, Lost, Outcome, Terms, Won
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 PAY = make_key("order-1", operation="pay")
@@ -74,6 +76,26 @@ def test_a_fence_near_the_limit_of_a_double_is_exact(ledger, admin):
     assert won.claim.fence == fence + 1
     assert admin.hget(NAME, "e") == str(fence + 1).encode()
     assert run(ledger.complete(won.claim, Outcome("value", b"1"))) == Kept()
+
+
+@pytest.mark.parametrize("how", ["released", "lapsed", "given up"])
+def test_a_fence_that_lies_in_the_future_is_exceeded(ledger, admin, how):
+    """The clock went back, or another master's was ahead: the next fence is larger all the same."""
+    first = ask(ledger, "h/1").claim
+    ahead = first.fence + 3_600_000_000
+    admin.hset(NAME, "e", ahead)
+    first = replace(first, fence=ahead)
+    if how == "released":
+        assert run(ledger.release(first)) == Kept()
+    elif how == "given up":
+        assert run(ledger.renew(first, lease_s=0)) == Kept()
+    else:
+        admin.hset(NAME, "l", 1)
+    second = ask(ledger, "h/2").claim
+    assert second.fence == ahead + 1
+    assert admin.hget(NAME, "e") == str(ahead + 1).encode()
+    assert run(ledger.complete(first, Outcome("value", b"1"))) == Lost()
+    assert run(ledger.complete(second, Outcome("value", b"1"))) == Kept()
 
 
 @pytest.mark.parametrize("ttl_s", [9e9, 1e15, 1e300])
@@ -156,13 +178,81 @@ def test_odd_texts_come_back_as_they_were(ledger, admin, odd):
 # --- replies -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [[9], [], None, [2, 5, b"z", b"data", None], [2, 5, b"v", None, None], [2, 5, b"v", b"", b"x"]],
-)
+class Says:
+    """A line on which Redis says what the test wants."""
+
+    def __init__(self, reply):
+        self.reply = reply
+
+    async def call(self, call):
+        return self.reply
+
+
+SENSELESS = [
+    [9],
+    [],
+    None,
+    b"",
+    [None, b"data", None, b"5"],
+    [b"z", b"data", None, b"5"],
+    [b"v", None, None, b"5"],
+    [b"v", b"", b"x", b"5"],
+    [b"v", b"", None, b"x"],
+    [b"v", b"", None],
+]
+
+
+@pytest.mark.parametrize("reply", SENSELESS, ids=repr)
 def test_a_reply_that_makes_no_sense_names_the_record(reply):
+    said = Says(reply)
+    ledger = RedisLedger(lambda: said, Names("default"), "redis", spare=False)
     with pytest.raises(CorruptRecordError, match=NAME.decode()):
-        scripts.answer_of(Claiming(PAY, "h/1", b"", TERMS), NAME, reply)
+        ask(ledger, "h/1")
+
+
+@pytest.mark.parametrize("reply", [2, None, [0, b"z", b"", None], [0, b"v"]], ids=repr)
+def test_a_verdict_that_makes_no_sense_names_the_record(reply):
+    said = Says(reply)
+    ledger = RedisLedger(lambda: said, Names("default"), "redis", spare=False)
+    with pytest.raises(CorruptRecordError, match=NAME.decode()):
+        run(ledger.complete(Claim(PAY, "h/1", b"f", TERMS, 5), Outcome("value", b"1")))
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def spoken(packed):
+    reader = hiredis.Reader()
+    reader.feed(packed)
+    words = reader.gets()
+    assert not reader.has_data()
+    return words
+
+
+@pytest.mark.parametrize("tenant", ["", "shop"])
+def test_a_claim_is_packed_as_any_packer_would(tenant):
+    key = Key(PAY.id, "order \u2713", tenant, "pay")
+    call = scripts.claiming(NAME, key, "h/1", b"\r\n%d", Terms(30, 600, hold=tenant == ""))
+    expiry = b"" if tenant == "" else b"630001"
+    hold = b"1" if tenant == "" else b"0"
+    words = [NAME, b"h/1", b"pay", b"\r\n%d", b"30000000", expiry, b"1", hold]
+    words += ["order \u2713".encode(), *([tenant.encode()] if tenant else [])]
+    assert spoken(call.packed) == [b"EVALSHA", scripts.CLAIM.sha, b"1", *words]
+    assert spoken(call.in_full()) == [b"EVAL", scripts.CLAIM.source, b"1", *words]
+    assert call.words() == ("EVAL", scripts.CLAIM.source, b"1", *words)
+
+
+@pytest.mark.parametrize("status", [None, 201])
+def test_a_completion_is_packed_as_any_packer_would(status):
+    claim = Claim(PAY, "h/1", b"", Terms(30, 0.0005), 77)
+    call = scripts.completing(NAME, claim, Outcome("error", b"%b\0", status))
+    code = b"" if status is None else b"201"
+    words = [NAME, b"h/1", b"77", b"pay", b"", b"e", b"%b\0", code, b"2"]
+    assert spoken(call.packed) == [b"EVALSHA", scripts.COMPLETE.sha, b"1", *words]
+    assert spoken(call.in_full()) == [b"EVAL", scripts.COMPLETE.source, b"1", *words]
+
+
+# --- drivers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 -- Extend the lease from now; a lease of 0 ends it and leaves the outcome unknown.
 --
--- ARGV from 5: lease (us), ttl (us, '' for ever), hold (1 or 0)
+-- ARGV from 5: lease (us), expires after (ms, '' never)
 -- Covered by tests/contract/test_redis_ledger.py.
 
-if not running then return lost() end
+local gives_up = ARGV[5] == '0'
+-- Given up while this renewal was under way: it must not come back to life for nobody.
+if state ~= 'P' and not (state == 'U' and gives_up) then return lost() end
 
-local until_us = now + tonumber(ARGV[5])
-local expires = nil
-if ARGV[7] == '0' and ARGV[6] ~= '' then expires = until_us + tonumber(ARGV[6]) end
-
-call('HSET', key, 's', ARGV[5] == '0' and 'U' or 'P', 'l', text(until_us))
-expire(expires)
+call('HSET', key, 's', gives_up and 'U' or 'P', 'l', text(clock() + ARGV[5]))
+expire(ARGV[6])
 return 1

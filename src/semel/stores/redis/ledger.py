@@ -12,10 +12,20 @@ from semel.stores import rules
 from semel.stores.redis import scripts
 from semel.stores.redis.durability import Standing, guarantees_of
 from semel.stores.redis.line import Line, unreachable
-from semel.stores.redis.scripts import Call, Names
-from semel.stores.rules import Operation
+from semel.stores.redis.scripts import SENSELESS, Call, Names, corrupt
+from semel.stores.rules import Noting, Operation, Releasing, Renewing
 from semel.stores.verbs import Verbs
-from semel.values import Guarantees, Outcome, Record, State
+from semel.values import (
+    Answer,
+    Claim,
+    Guarantees,
+    Key,
+    Outcome,
+    Record,
+    State,
+    Terms,
+    Verdict,
+)
 
 # A listing goes over all keys of the server and keeps this many ids at a time: 10,000 of them are
 # a megabyte. A namespace with more than that is listed in several goes.
@@ -33,10 +43,33 @@ class RedisLedger(Verbs):
         self._shown = shown
         self._can_fail_over = spare
 
+    async def claim(
+        self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
+    ) -> Answer:
+        name = self._names.of(key.id)
+        call = scripts.claiming(name, key, attempt, fingerprint, terms)
+        reply = await self._line().call(call)
+        try:
+            return scripts.claimed(key, attempt, fingerprint, terms, reply)
+        except SENSELESS as error:
+            raise corrupt(name, f"its reply was {reply!r}") from error
+
+    async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
+        name = self._names.of(claim.key.id)
+        return await self._judged(scripts.completing(name, claim, outcome))
+
     async def perform(self, op: Operation) -> Any:
-        name = self._names.of(rules.key_of(op).id)
-        reply = await self._line().call(scripts.call_of(op, name))
-        return scripts.answer_of(op, name, reply)
+        """Carry out what is not in every call: an operation as a value would cost those more."""
+        assert isinstance(op, Releasing | Renewing | Noting)
+        name = self._names.of(op.claim.key.id)
+        return await self._judged(scripts.changing(name, op))
+
+    async def _judged(self, call: Call) -> Verdict:
+        reply = await self._line().call(call)
+        try:
+            return scripts.verdict(reply)
+        except SENSELESS as error:
+            raise corrupt(call.key, f"its reply was {reply!r}") from error
 
     async def sweep(self, limit: int = 1000) -> int:
         """Nothing to do: Redis drops expired records by itself, and held ones never expire."""

@@ -39,7 +39,7 @@ from redis.exceptions import (
 
 from semel.errors import StoreUnavailableError
 from semel.stores.batch import Batcher
-from semel.stores.redis.scripts import Call, corrupt, pack
+from semel.stores.redis.scripts import Call, corrupt
 
 READ_SIZE = 1 << 18
 # What is paid once per batch is small change for this many calls. One that took in every caller
@@ -183,14 +183,14 @@ def _may_pass(error: Exception) -> bool:
 
 def _once(connection: Any, call: Call) -> Any:
     try:
-        return _swap(connection, call.by_hash())
+        return _swap(connection, call.packed)
     except NoScriptError:
         return _swap(connection, call.in_full())
 
 
-def _swap(connection: Any, command: tuple[bytes, ...]) -> Any:
+def _swap(connection: Any, command: bytes) -> Any:
     try:
-        connection.send_packed_command([pack(command)])
+        connection.send_packed_command([command])
         return connection.read_response(disable_decoding=True)
     except redis.RedisError:
         raise
@@ -228,12 +228,7 @@ class SyncClusterLine(SyncLine):
         except (AuthenticationError, redis.TimeoutError):
             raise
         except (*_MOVING, redis.ConnectionError, SlotNotCoveredError):
-            return client.execute_command(*_words(call), **RAW)
-
-
-def _words(call: Call) -> tuple[Any, ...]:
-    # redis-py's router compares the command's name as text.
-    return ("EVAL", *call.in_full()[1:])
+            return client.execute_command(*call.words(), **RAW)
 
 
 # --- async --------------------------------------------------------------------------------------
@@ -314,7 +309,7 @@ def _said(replies: Sequence[Any], code: str) -> list[int]:
 
 
 async def _together(connection: Any, calls: Sequence[Call]) -> list[Any]:
-    replies = await _bulk(connection, [call.by_hash() for call in calls])
+    replies = await _bulk(connection, [call.packed for call in calls])
     if missing := _said(replies, "NOSCRIPT"):
         again = await _bulk(connection, _taught(calls[index] for index in missing))
         for index, reply in zip(missing, again, strict=True):
@@ -322,12 +317,12 @@ async def _together(connection: Any, calls: Sequence[Call]) -> list[Any]:
     return replies
 
 
-def _taught(calls: Iterable[Call]) -> list[tuple[bytes, ...]]:
+def _taught(calls: Iterable[Call]) -> list[bytes]:
     """The commands again, the first of each script with its source."""
     known: set[bytes] = set()
     commands = []
     for call in calls:
-        commands.append(call.by_hash() if call.script.sha in known else call.in_full())
+        commands.append(call.packed if call.script.sha in known else call.in_full())
         known.add(call.script.sha)
     return commands
 
@@ -336,13 +331,13 @@ _MORE = object()
 _PUSH = getattr(hiredis, "PushNotification", ())
 
 
-async def _bulk(connection: Any, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
+async def _bulk(connection: Any, commands: Sequence[bytes]) -> list[Any]:
     """One write, and as many reads as it takes. The connection is left clean, or closed."""
     try:
         await connection.check_health()
         # redis-py keeps its streams to itself; test_redis_line.py notices when they are renamed.
         writer, reader = connection._writer, connection._reader  # noqa: SLF001
-        writer.write(b"".join(map(pack, commands)))
+        writer.write(b"".join(commands))
         await writer.drain()
         parser = hiredis.Reader(notEnoughData=_MORE)
         replies: list[Any] = []
@@ -438,13 +433,13 @@ class AsyncClusterLine(AsyncLine):
         if redirection.startswith("ASK "):
             node = self._client.get_node(node_name=redirection.split()[2])
             if node is not None:
-                asking = [(b"ASKING",), call.in_full()]
+                asking = [b"*1\r\n$6\r\nASKING\r\n", call.in_full()]
                 return (await _through(node, partial(_bulk, commands=asking)))[1]
         return await self._rerouted(call)
 
     async def _rerouted(self, call: Call) -> Any:
         try:
-            return await self._client.execute_command(*_words(call), **RAW)
+            return await self._client.execute_command(*call.words(), **RAW)
         except ResponseError as error:
             return error
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from base64 import urlsafe_b64decode
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -21,10 +21,9 @@ import hiredis
 
 from semel.errors import CorruptRecordError
 from semel.stores.rules import (
-    Claiming,
-    Completing,
+    KEPT,
+    NO_STEPS,
     Noting,
-    Operation,
     Releasing,
     Renewing,
     Row,
@@ -37,7 +36,6 @@ from semel.values import (
     Busy,
     Claim,
     Done,
-    Kept,
     Key,
     Kind,
     Lost,
@@ -45,6 +43,7 @@ from semel.values import (
     Orphan,
     Outcome,
     State,
+    Terms,
     Verdict,
     Won,
 )
@@ -60,39 +59,52 @@ class Script:
         source = "\n".join((_LUA / f"{part}.lua").read_text("utf-8") for part in parts)
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+        self.by_hash = b"$7\r\nEVALSHA\r\n" + _bulk(self.sha)
+        self.in_full = b"$4\r\nEVAL\r\n" + _bulk(self.source)
+
+    def opening(self, arguments: int) -> bytes:
+        """How a command of the script with one key and so many arguments begins."""
+        return b"*%d\r\n%b$1\r\n1\r\n" % (4 + arguments, self.by_hash)
 
 
-CLAIM = Script("record", "claim")
-COMPLETE = Script("record", "held", "complete")
-RELEASE = Script("record", "held", "release")
-RENEW = Script("record", "held", "renew")
-NOTE = Script("record", "held", "note")
-RESOLVE = Script("record", "resolve")
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+CLAIM = Script("record", "fresh", "shape", "claim")
+COMPLETE = Script("record", "shape", "held", "complete")
+RELEASE = Script("record", "shape", "held", "release")
+RENEW = Script("record", "shape", "held", "renew")
+NOTE = Script("record", "shape", "held", "note")
+RESOLVE = Script("record", "shape", "resolve")
 FORGET = Script("forget")
 LOOK = Script("look")
 
 
 class Call:
-    """One script with its key and arguments."""
+    """One script with its key and arguments, packed for a server that knows the script."""
 
-    __slots__ = ("args", "key", "script")
+    __slots__ = ("key", "packed", "script")
 
-    def __init__(self, script: Script, key: bytes, args: tuple[bytes, ...]) -> None:
+    def __init__(self, script: Script, key: bytes, packed: bytes) -> None:
         self.script = script
         self.key = key
-        self.args = args
+        self.packed = packed
 
-    def by_hash(self) -> tuple[bytes, ...]:
-        """The command for a server that knows the script."""
-        return (b"EVALSHA", self.script.sha, b"1", self.key, *self.args)
+    def in_full(self) -> bytes:
+        """Packed for a server that does not: it remembers the script from then on."""
+        return self.packed.replace(self.script.by_hash, self.script.in_full, 1)
 
-    def in_full(self) -> tuple[bytes, ...]:
-        """The command for a server that does not: it remembers the script from then on."""
-        return (b"EVAL", self.script.source, b"1", self.key, *self.args)
+    def words(self) -> tuple[Any, ...]:
+        """The command in full, for redis-py, whose router compares the command's name as text."""
+        reader = hiredis.Reader()
+        reader.feed(self.packed)
+        return ("EVAL", self.script.source, *reader.gets()[2:])
 
 
-# The command as it goes over the wire; hiredis' own stub allows one word only.
-pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+def call_of(script: Script, key: bytes, *args: bytes) -> Call:
+    parts = map(_bulk, (key, *args))
+    return Call(script, key, script.opening(len(args)) + b"".join(parts))
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -139,8 +151,28 @@ def untext(value: bytes) -> str:
 
 
 @lru_cache(maxsize=256)
-def _span(seconds: float | None) -> bytes:
-    return b"" if seconds is None else b"%d" % micros(seconds)
+def _span(seconds: float) -> bytes:
+    return b"%d" % micros(seconds)
+
+
+# A time further away than this is never: microseconds must stay exact in a double.
+FOR_EVER_US = 2**52
+
+
+@lru_cache(maxsize=256)
+def _expiry(*spans: float | None) -> bytes:
+    """After how many milliseconds, beginning now, a record goes; empty for never.
+
+    Redis counts from the millisecond in which the script began, so one more is added: a record
+    never goes before its time.
+    """
+    us = sum(FOR_EVER_US if span is None else micros(span) for span in spans)
+    return b"" if us >= FOR_EVER_US else b"%d" % (-(-us // 1000) + 1)
+
+
+def _leased_expiry(lease_s: float, ttl_s: float | None, hold: bool) -> bytes:
+    """A record without an outcome outlives its lease by the ttl; a held one waits for it."""
+    return b"" if hold else _expiry(lease_s, ttl_s)
 
 
 def _flag(value: bool) -> bytes:
@@ -155,92 +187,109 @@ _LETTERS: dict[Kind, bytes] = {"value": b"v", "error": b"e", "lost": b"l"}
 _KINDS: dict[bytes, Kind] = {letter: kind for kind, letter in _LETTERS.items()}
 
 
-def call_of(op: Operation, name: bytes) -> Call:
-    """The call that carries the operation out on the record with this name."""
+# The two verbs of every first call are packed by templates: what stays the same from call to call
+# is packed once, and the rest costs half of what a general packer takes.
+_WORD = b"$%d\r\n%b\r\n"
+_CLAIMING = CLAIM.opening(8) + 4 * _WORD + b"%b" + _WORD
+_CLAIMING_FOR_TENANT = CLAIM.opening(9) + 4 * _WORD + b"%b" + 2 * _WORD
+_COMPLETING = COMPLETE.opening(8) + 5 * _WORD + b"$1\r\n%b\r\n" + 2 * _WORD + b"%b"
+
+
+def claiming(name: bytes, key: Key, attempt: str, fingerprint: bytes, terms: Terms) -> Call:
+    who, what, written = text(attempt), text(key.operation), text(key.text)
+    words: tuple[Any, ...] = (
+        len(name), name, len(who), who, len(what), what, len(fingerprint), fingerprint,
+        _packed_terms(terms.lease_s, terms.ttl_s, terms.takeover, terms.hold),
+        len(written), written,
+    )  # fmt: skip
+    if not key.tenant:
+        return Call(CLAIM, name, _CLAIMING % words)
+    tenant = text(key.tenant)
+    return Call(CLAIM, name, _CLAIMING_FOR_TENANT % (*words, len(tenant), tenant))
+
+
+@lru_cache(maxsize=256)
+def _packed_terms(lease_s: float, ttl_s: float | None, takeover: bool, hold: bool) -> bytes:
+    expiry = _leased_expiry(lease_s, ttl_s, hold)
+    return b"".join(map(_bulk, (_span(lease_s), expiry, _flag(takeover), _flag(hold))))
+
+
+def completing(name: bytes, claim: Claim, outcome: Outcome) -> Call:
+    who, fence, what = text(claim.attempt), b"%d" % claim.fence, text(claim.key.operation)
+    fingerprint, data, status = claim.fingerprint, outcome.data, _status(outcome)
+    words = (
+        len(name), name, len(who), who, len(fence), fence, len(what), what,
+        len(fingerprint), fingerprint, _LETTERS[outcome.kind], len(data), data,
+        len(status), status, _packed_expiry(claim.terms.ttl_s),
+    )  # fmt: skip
+    return Call(COMPLETE, name, _COMPLETING % words)
+
+
+@lru_cache(maxsize=256)
+def _packed_expiry(ttl_s: float | None) -> bytes:
+    return _bulk(_expiry(ttl_s))
+
+
+def changing(name: bytes, op: Releasing | Renewing | Noting) -> Call:
+    held = _held(op.claim)
     match op:
-        case Claiming():
-            return Call(CLAIM, name, _claiming(op))
-        case Completing():
-            return Call(COMPLETE, name, (*_held(op.claim), *_completing(op)))
         case Releasing():
-            return Call(RELEASE, name, (*_held(op.claim), *_releasing(op)))
+            return call_of(RELEASE, name, *held, *_releasing(op))
         case Renewing():
-            return Call(RENEW, name, (*_held(op.claim), *_leasing(op.claim, op.lease_s)))
+            return call_of(RENEW, name, *held, *_leasing(op.claim, op.lease_s))
         case Noting():
             leasing = _leasing(op.claim, op.claim.terms.lease_s)
-            return Call(NOTE, name, (*_held(op.claim), *leasing, text(op.name), op.data))
-
-
-def _claiming(op: Claiming) -> tuple[bytes, ...]:
-    key, terms = op.key, op.terms
-    return (
-        text(op.attempt),
-        text(key.operation),
-        op.fingerprint,
-        _span(terms.lease_s),
-        _span(terms.ttl_s),
-        _flag(terms.takeover),
-        _flag(terms.hold),
-        text(key.text),
-        text(key.tenant),
-    )
+            return call_of(NOTE, name, *held, *leasing, text(op.name), op.data)
 
 
 def _held(claim: Claim) -> tuple[bytes, ...]:
     return text(claim.attempt), b"%d" % claim.fence, text(claim.key.operation), claim.fingerprint
 
 
-def _completing(op: Completing) -> tuple[bytes, ...]:
-    outcome = op.outcome
-    kind = _LETTERS[outcome.kind]
-    return kind, outcome.data, _status(outcome), _span(op.claim.terms.ttl_s)
-
-
 def _releasing(op: Releasing) -> tuple[bytes, ...]:
-    ttl = _span(op.claim.terms.ttl_s)
+    expiry = _expiry(op.claim.terms.ttl_s)
     if op.error is None:
-        return ttl, b"released"
+        return expiry, b"released"
     error = text(op.error)
-    return ttl, b"failed: " + error, error
+    return expiry, b"failed: " + error, error
 
 
-def _leasing(claim: Claim, lease_s: float) -> tuple[bytes, ...]:
-    return _span(lease_s), _span(claim.terms.ttl_s), _flag(claim.terms.hold)
+def _leasing(claim: Claim, lease_s: float) -> tuple[bytes, bytes]:
+    return _span(lease_s), _leased_expiry(lease_s, claim.terms.ttl_s, claim.terms.hold)
 
 
 def resolving(name: bytes, fence: int, outcome: Outcome | None, ttl_s: float | None) -> Call:
     ending = text(settlement(outcome))
-    args: tuple[bytes, ...] = (b"%d" % fence, _span(ttl_s), ending)
+    args: tuple[bytes, ...] = (b"%d" % fence, _expiry(ttl_s), ending)
     if outcome is not None:
         args += (_LETTERS[outcome.kind], outcome.data, _status(outcome))
-    return Call(RESOLVE, name, args)
+    return call_of(RESOLVE, name, *args)
 
 
 def forgetting(name: bytes, force: bool) -> Call:
-    return Call(FORGET, name, (_flag(force),))
+    return call_of(FORGET, name, _flag(force))
 
 
 def looking(name: bytes) -> Call:
-    return Call(LOOK, name, ())
+    return call_of(LOOK, name)
 
 
 # --- from replies to answers --------------------------------------------------------------------
 
 
-def answer_of(op: Operation, name: bytes, reply: Any) -> Answer | Verdict:
-    """What the script's reply says."""
-    try:
-        return _claimed(op, reply) if isinstance(op, Claiming) else _verdict(reply)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise corrupt(name, f"its reply was {reply!r}") from error
+# What reading a reply raises that is none of ours.
+SENSELESS = (KeyError, IndexError, TypeError, ValueError)
 
 
-def _claimed(op: Claiming, reply: list[Any]) -> Answer:
+def claimed(key: Key, attempt: str, fingerprint: bytes, terms: Terms, reply: Any) -> Answer:
+    """What the reply to a claim says."""
+    if type(reply) is int:
+        return Won(Claim(key, attempt, fingerprint, terms, reply), NO_STEPS)
     match reply[0]:
+        case bytes():
+            return Done(_outcome(reply[:3]), int(reply[3]))
         case 1:
-            return _won(op, reply)
-        case 2:
-            return Done(_outcome(reply[2:]), reply[1])
+            return _won(Claim(key, attempt, fingerprint, terms, reply[1], reply[2]), reply[3:])
         case 3:
             return Busy(reply[1] / 1e6)
         case 4:
@@ -251,20 +300,17 @@ def _claimed(op: Claiming, reply: list[Any]) -> Answer:
             raise ValueError(unknown)
 
 
-def _won(op: Claiming, reply: list[Any]) -> Won:
-    _, fence, *earlier = reply
-    if not earlier:
-        return Won(Claim(op.key, op.attempt, op.fingerprint, op.terms, fence))
-    number, flat, *orphaned = earlier
-    claim = Claim(op.key, op.attempt, op.fingerprint, op.terms, fence, number)
+def _won(claim: Claim, found: Sequence[Any]) -> Won:
+    flat, *orphaned = found
     steps = {untext(name): data for name, data in zip(flat[::2], flat[1::2], strict=True)}
     orphan = Orphan(orphaned[0], moment(orphaned[1])) if orphaned else None
     return Won(claim, steps, orphan)
 
 
-def _verdict(reply: Any) -> Verdict:
+def verdict(reply: Any) -> Verdict:
+    """What the reply to a change says."""
     if reply == 1:
-        return Kept()
+        return KEPT
     return Lost(_outcome(reply[1:]) if len(reply) > 1 else None)
 
 
