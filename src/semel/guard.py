@@ -300,9 +300,9 @@ class _Guard:
         self._operation = operation or keys.operation_of(fn)
         self._binder = keys.Binder(fn)
         self._key = self._key_setting(key)
-        self._calls_key = callable(self._key)
         self._compares = key is not None and fingerprint is not None
         self._asks = callable(self._key) or callable(scope) or callable(fingerprint)
+        self._identify = self._identifier()
         self._required: WeakSet[StoreLedger] = WeakSet()
         if policy.recover is not None and self._colour is SYNC and _is_async(policy.recover):
             raise SettingsError("recover is async, but the guarded function is not")
@@ -330,11 +330,25 @@ class _Guard:
     def key_for(self, *args: Any, **kwargs: Any) -> Key:
         return self._identify(args, kwargs)[0]
 
-    def _identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
+    def _identifier(self) -> keys.Identify:
+        if self._asks or isinstance(self._key, _CommandKey):
+            return self._ask_identity
+        return keys.identifier(
+            self._binder,
+            self._key,
+            operation=self._operation,
+            tenant=self._tenant((), {}),
+            per_operation=self._per_operation,
+            version=self._version,
+            compares=self._compares,
+            remedy=CHOOSE,
+        )
+
+    def _ask_identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
+        """Through functions of the user's, which see the arguments as the guarded one does."""
         bound = self._binder.bind(args, kwargs)
-        if self._asks:
-            args, kwargs = self._binder.spread(bound, args, kwargs)
-        text = self._key(*args, **kwargs) if self._calls_key else self._key.render(bound)
+        args, kwargs = self._binder.spread(bound, args, kwargs)
+        text = self._key(*args, **kwargs) if callable(self._key) else self._key.render(bound)
         key = keys.make_key(
             text,
             tenant=self._tenant(args, kwargs),

@@ -18,6 +18,7 @@ from semel.call import Call, Raised
 from semel.codec import CODEC
 from semel.colour import AsyncColour
 from semel.errors import StoreUnavailableError
+from semel.keys import digest
 from semel.stores import rules
 from semel.stores.rules import Claiming, Completing, Releasing, Renewing
 from semel.testing.scenario import Plant
@@ -328,13 +329,13 @@ class LateClaimForNobody(Server):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def _without_tenant(tenant: str, key: bytes, *extra: bytes) -> bytes:
-    return _identity("", key, *extra)
+def _without_tenant(tenant: str, operation: str | None, version: str) -> tuple[bytes, bytes]:
+    return _frame("", operation, version)
 
 
-_identity = keys.identity
+_frame = digest.frame
 PLANTS["key_without_tenant"] = Plant(
-    patch=lambda: mock.patch.object(keys, "identity", _without_tenant)
+    patch=lambda: mock.patch.object(digest, "frame", _without_tenant)
 )
 
 
