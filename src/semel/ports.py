@@ -1,14 +1,14 @@
 """The seams. What a store promises, one sentence per clause.
 
-Every verb is `async def`. A ledger of the sync colour never suspends: its coroutines run to the
+Every verb is awaited. A ledger of the sync colour never suspends: its coroutines run to the
 end on the caller's thread when driven (see `colour`). A ledger of the async colour awaits a
 native driver. A store hands out one ledger per colour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.colour import Colour
 from semel.values import (
@@ -23,6 +23,11 @@ from semel.values import (
     Verdict,
 )
 
+T = TypeVar("T")
+
+# Whatever `async def` makes; a verb may also be a plain function that hands one on.
+Answering: TypeAlias = Coroutine[Any, Any, T]
+
 
 class Ledger(Protocol):
     """Remembers what has been done.
@@ -33,9 +38,9 @@ class Ledger(Protocol):
     guesses.
     """
 
-    async def claim(
+    def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
-    ) -> Answer:
+    ) -> Answering[Answer]:
         """Ask for the right to run.
 
         `Won` when nobody has it, when the last attempt failed, or when its holder's lease ran
@@ -45,7 +50,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
+    def complete(self, claim: Claim, outcome: Outcome) -> Answering[Verdict]:
         """Record how it ended, and keep that for `claim.terms.ttl_s`.
 
         A late completion under the current fence counts. Repeating it with the same outcome is
@@ -53,18 +58,19 @@ class Ledger(Protocol):
         """
         ...
 
-    async def release(self, claim: Claim, *, error: str | None = None) -> Verdict:
+    def release(self, claim: Claim, *, error: str | None = None) -> Answering[Verdict]:
         """Give the claim up as failed: it can be claimed again at once; its steps are kept."""
         ...
 
-    async def renew(self, claim: Claim, *, lease_s: float | None = None) -> Verdict:
+    def renew(self, claim: Claim, *, lease_s: float | None = None) -> Answering[Verdict]:
         """Extend the lease by `claim.terms.lease_s` from now, or by `lease_s`.
 
-        `lease_s=0` ends the lease at once and leaves the outcome unknown.
+        `lease_s=0` ends the lease at once and leaves the outcome unknown. From then on this
+        attempt can still say how it ended, and nothing else: it is not renewed any more.
         """
         ...
 
-    async def note(self, claim: Claim, name: str, data: bytes) -> Verdict:
+    def note(self, claim: Claim, name: str, data: bytes) -> Answering[Verdict]:
         """Record a step, and extend the lease."""
         ...
 

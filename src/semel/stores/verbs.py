@@ -6,9 +6,10 @@ an operation out: one at a time, or a batch of them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from semel.ports import Answering
 from semel.stores.rules import Claiming, Completing, Noting, Operation, Releasing, Renewing
 from semel.values import (
     Answer,
@@ -26,25 +27,25 @@ from semel.values import (
 class Verbs:
     """Turns each verb into an operation, and `perform` into the verb's coroutine."""
 
-    def perform(self, op: Operation) -> Coroutine[Any, Any, Any]:
+    def perform(self, op: Operation) -> Answering[Any]:
         """Carry the operation out, atomically, and answer it."""
         raise NotImplementedError
 
     def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
-    ) -> Coroutine[Any, Any, Answer]:
+    ) -> Answering[Answer]:
         return self.perform(Claiming(key, attempt, fingerprint, terms))
 
-    def complete(self, claim: Claim, outcome: Outcome) -> Coroutine[Any, Any, Verdict]:
+    def complete(self, claim: Claim, outcome: Outcome) -> Answering[Verdict]:
         return self.perform(Completing(claim, outcome))
 
-    def release(self, claim: Claim, *, error: str | None = None) -> Coroutine[Any, Any, Verdict]:
+    def release(self, claim: Claim, *, error: str | None = None) -> Answering[Verdict]:
         return self.perform(Releasing(claim, error))
 
-    def renew(self, claim: Claim, *, lease_s: float | None = None) -> Coroutine[Any, Any, Verdict]:
+    def renew(self, claim: Claim, *, lease_s: float | None = None) -> Answering[Verdict]:
         return self.perform(Renewing(claim, claim.terms.lease_s if lease_s is None else lease_s))
 
-    def note(self, claim: Claim, name: str, data: bytes) -> Coroutine[Any, Any, Verdict]:
+    def note(self, claim: Claim, name: str, data: bytes) -> Answering[Verdict]:
         return self.perform(Noting(claim, name, data))
 
 
