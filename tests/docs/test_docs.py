@@ -300,3 +300,4 @@ def test_every_gap_names_its_test(heading):
     assert found
     for row in found:
         assert NODE.search(row[-1]), row[0]
+        assert "nearest" not in row[-1], "a gap has a test of its own"

@@ -362,6 +362,31 @@ async def test_the_new_master_is_found_after_the_old_one_was_killed(
     assert isinstance(await ask(ledger, after), Busy)
 
 
+@pytest.mark.slow
+@colours
+async def test_a_failover_to_a_replica_that_missed_the_claim_forgets_it(
+    redis_sentinel, redis_sentinel_url, opened, colour
+):
+    """What no Redis promises: the key is handed out again. Its first holder is still fenced."""
+    ledger = ledger_of(opened(redis_sentinel_url, timeout_s=1), colour)
+    key = make_key(f"missed {new_attempt()}")
+    master, replica = redis_sentinel.master, redis_sentinel.replica
+    # The replica is cut off before the claim, and too frozen to come back for it.
+    with replica.paused():
+        servers.command(master.port, "CLIENT", "KILL", "TYPE", "replica")
+        first = await ask(ledger, key)
+        assert isinstance(first, Won)
+        assert isinstance(await ask(ledger, key), Busy)
+        master.kill()
+
+    second = await eventually_won(ledger, key)
+    assert redis_sentinel.master is replica
+    assert (second.claim.number, second.claim.attempt == first.claim.attempt) == (1, False)
+    assert second.claim.fence > first.claim.fence
+    assert await ledger.complete(first.claim, VALUE) == Lost()
+    assert await ledger.complete(second.claim, VALUE) == Kept()
+
+
 def asked_to_fail_over(group):
     with contextlib.suppress(RuntimeError):  # it has not heard of the replica for a while
         servers.command(group.sentinels[0].port, "SENTINEL", "FAILOVER", "mm")

@@ -1,10 +1,16 @@
 """A process that holds a key and can be killed or frozen at a named point.
 
-    python -m support.holder URL KEY --colour sync --at POINT --do kill|stop --crash retry|hold
+    python -m support.holder URL KEY --colour sync --at POINT --do kill|stop --crash retry|hold|ask
 
 The receiver of the effect is a file in $HOLDER_FOLDER, one line per effect, written by one
 `write`; it dedupes by the key it is given, as a payment provider would (`--receiver plain` does
-not). The process prints the result it got, or the name of the error.
+not). With `--crash ask` a vanished attempt is looked up there. After the effect the body returns,
+or `--then` it fails, or stays until the trap springs. The process prints the result it got, or
+the name of the error.
+
+A point is one of `POINTS`, or `before-VERB` or `after-VERB` of any verb, `in-recover`,
+`in-replay`, or `before-write`: between a row that was read and the row that is written, on
+databases where these are two statements.
 """
 
 from __future__ import annotations
@@ -14,9 +20,13 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import semel
+from semel.codec import JSONCodec
+from semel.guard import Recovered, Retry
+from support.wrapped import HOT
 
 POINTS = (
     "before-claim",
@@ -39,10 +49,13 @@ class Receiver:
     def effects(self):
         return self._file.read_text().splitlines() if self._file.exists() else []
 
+    def find(self, key):
+        """The receipt for this key, or None."""
+        return next((line.split()[1] for line in self.effects() if line.split()[0] == key), None)
+
     def apply(self, key):
-        for line in self.effects():
-            if self._dedupes and line.split()[0] == key:
-                return line.split()[1]
+        if self._dedupes and (receipt := self.find(key)):
+            return receipt
         receipt = f"by-{os.getpid()}"
         with self._file.open("a") as file:
             file.write(f"{key} {receipt}\n")
@@ -70,7 +83,7 @@ class TrappedLedger:
 
     def __getattr__(self, verb):
         inner = getattr(self._ledger, verb)
-        if verb not in ("claim", "complete"):
+        if verb not in HOT:
             return inner
 
         async def trapped(*args, **kwargs):
@@ -100,17 +113,66 @@ class TrappedStore:
         await self._store.aclose()
 
 
-def guarded(store, receiver, trap, *, colour, crash, lease):
+class TrappedCodec(JSONCodec):
+    def __init__(self, trap):
+        self._trap = trap
+
+    def decode(self, data):
+        self._trap.at("in-replay")
+        return super().decode(data)
+
+
+def trap_writes(trap):
+    """Make this process spring between reading a row and writing it."""
+    from semel.stores.sql import generic
+
+    write = generic.write
+
+    async def trapped(link, before, after):
+        if after:
+            trap.at("before-write")
+        return await write(link, before, after)
+
+    generic.write = trapped
+
+
+def ask_the_world(receiver, trap):
+    def recover(attempt):
+        trap.at("in-recover")
+        receipt = receiver.find(attempt.child_key("charge"))
+        return Retry() if receipt is None else Recovered(receipt)
+
+    return recover
+
+
+def go_on(then):
+    """What the body does when the effect has happened."""
+    if then == "fail":
+        raise LookupError("declined")
+    if then == "stay":
+        time.sleep(60)
+
+
+async def ago_on(then):
+    if then == "stay":
+        await asyncio.sleep(60)
+    go_on(then)
+
+
+def guarded(store, receiver, trap, options):
     """The function under test, in either colour, with the effect as a step of its own."""
+    asks = options.crash == "ask"
     settings = {
         "store": store,
         "key": "{key}",
         "operation": "charge",
         "on_duplicate": "wait",
-        "on_crash": crash,
-        "lease": lease,
+        "on_crash": ask_the_world(receiver, trap) if asks else options.crash,
+        "on_failure": options.failure,
+        "lease": options.lease,
         "ttl": 600,
         "wait_timeout": 60,
+        "codec": TrappedCodec(trap),
     }
 
     def effect():
@@ -122,14 +184,16 @@ def guarded(store, receiver, trap, *, colour, crash, lease):
     def charge(key):
         receipt = semel.step("charge", effect)
         trap.at("after-step")
+        go_on(options.then)
         return receipt
 
     async def acharge(key):
         receipt = await semel.step("charge", effect)
         trap.at("after-step")
+        await ago_on(options.then)
         return receipt
 
-    if colour == "sync":
+    if options.colour == "sync":
         return semel.idempotent(**settings)(charge)
     painted = semel.idempotent(**settings)(acharge)
 
@@ -153,18 +217,20 @@ def main():
     parser.add_argument("--at", default=None)
     parser.add_argument("--do", default="kill")
     parser.add_argument("--crash", default="retry")
+    parser.add_argument("--failure", default="unlock")
+    parser.add_argument("--then", default="return")
     parser.add_argument("--lease", type=float, default=0.5)
     parser.add_argument("--receiver", default="dedupes")
     options = parser.parse_args()
     trap = Trap(options.at, options.do)
     receiver = Receiver(os.environ["HOLDER_FOLDER"], options.receiver == "dedupes")
     store = TrappedStore(semel.connect(options.url), trap)
-    call = guarded(
-        store, receiver, trap, colour=options.colour, crash=options.crash, lease=options.lease
-    )
+    if options.at == "before-write":
+        trap_writes(trap)
+    call = guarded(store, receiver, trap, options)
     try:
         print(f"result {call(options.key)}", flush=True)
-    except semel.SemelError as error:
+    except (semel.SemelError, LookupError) as error:
         print(f"error {type(error).__name__}", flush=True)
     finally:
         store.close()
