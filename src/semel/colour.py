@@ -265,23 +265,8 @@ class _LoopWaiter:
                 self._loop.call_soon_threadsafe(self._ring)
 
 
-class _LoopTimer:
-    __slots__ = ("_handle", "_work")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        delay_s: float,
-        work: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._work = work
-        self._handle = loop.call_later(delay_s, self._start)
-
-    def _start(self) -> None:
-        keep(asyncio.ensure_future(self._work()))
-
-    def cancel(self) -> None:
-        self._handle.cancel()
+def _start(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    keep(asyncio.ensure_future(work()))
 
 
 _kept: set[asyncio.Future[Any]] = set()
@@ -334,7 +319,7 @@ class AsyncColour:
         return task.result()
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
-        return _LoopTimer(asyncio.get_running_loop(), delay_s, work)
+        return asyncio.get_running_loop().call_later(delay_s, _start, work)
 
 
 def _consume(task: asyncio.Future[Any]) -> None:

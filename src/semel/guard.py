@@ -348,7 +348,7 @@ class _Guard:
         """Through functions of the user's, which see the arguments as the guarded one does."""
         bound = self._binder.bind(args, kwargs)
         args, kwargs = self._binder.spread(bound, args, kwargs)
-        text = self._key(*args, **kwargs) if callable(self._key) else self._key.render(bound)
+        text: Any = self._key(*args, **kwargs) if callable(self._key) else self._key.render(bound)
         key = keys.make_key(
             text,
             tenant=self._tenant(args, kwargs),
