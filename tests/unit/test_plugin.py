@@ -36,7 +36,7 @@ def pytest_of_a_user(pytester, monkeypatch):
         """
     )
     plugins = ("-p", "semel.testing.plugin", "-p", "pytest_asyncio.plugin")
-    return lambda *args: pytester.runpytest_inprocess(*plugins, *args)
+    return lambda *args: pytester.runpytest_subprocess(*plugins, *args)
 
 
 @pytest.fixture
@@ -129,6 +129,71 @@ def test_async_tests_use_it_as_well(run_tests):
         """,
         passed=1,
     )
+
+
+CONTRACT = """
+import pytest
+{imports}
+from semel.stores.memory import MemoryStore
+from semel.testing.clock import FakeClock
+from semel.testing.contracts import LedgerContract
+
+
+class TestMine(LedgerContract):
+    {fixture}
+    {kind} store(self):
+        self.clock = FakeClock()
+        yield MemoryStore(clock=self.clock)
+
+    async def age(self, store, seconds):
+        self.clock.advance(seconds)
+"""
+
+ASYNCIO = ("-p", "pytest_asyncio.plugin")
+
+
+@pytest.fixture
+def contract_of_a_user(pytester, monkeypatch):
+    """The contract, with the settings pytest has when nobody has set any."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def contract_of_a_user(*plugins, imports="", fixture="@pytest.fixture", kind="def"):
+        pytester.makepyfile(CONTRACT.format(imports=imports, fixture=fixture, kind=kind))
+        return pytester.runpytest_subprocess("-p", "semel.testing.plugin", *plugins, "-q")
+
+    return contract_of_a_user
+
+
+def test_the_contract_needs_no_setting_for_async_tests(contract_of_a_user):
+    outcomes = contract_of_a_user(*ASYNCIO).parseoutcomes()
+
+    assert set(outcomes) == {"passed"}
+    assert outcomes["passed"] > 100
+
+
+def test_the_contract_takes_a_fixture_made_for_strict_mode(contract_of_a_user):
+    outcomes = contract_of_a_user(
+        *ASYNCIO,
+        imports="import pytest_asyncio",
+        fixture="@pytest_asyncio.fixture",
+        kind="async def",
+    ).parseoutcomes()
+
+    assert set(outcomes) == {"passed"}
+
+
+def test_an_async_fixture_that_strict_mode_leaves_alone_is_one_clear_error(contract_of_a_user):
+    result = contract_of_a_user(*ASYNCIO, kind="async def")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*TestMine.store is an async fixture*", "*asyncio_mode = *auto*"])
+
+
+def test_without_pytest_asyncio_the_contract_is_one_clear_error(contract_of_a_user):
+    result = contract_of_a_user()
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*TestMine*pip install pytest-asyncio*"])
 
 
 def test_the_page_about_testing_is_true(pytester, pytest_of_a_user):

@@ -1,11 +1,16 @@
 """Fixtures for tests of code that uses Semel; pytest finds them when Semel is installed.
 
+The storage contract in `contracts` is async. Its tests are marked as such here, so that they run
+in either mode of pytest-asyncio; what would keep them from running is said once per class.
+
 Importing this costs next to nothing: everything is imported when a test asks for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,3 +46,64 @@ def semel_store(semel_clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Memo
     store = MemoryStore(clock=semel_clock)
     monkeypatch.setattr(settings, "_configured", store)
     return store
+
+
+# --- the contract -------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-asyncio looks for its mark
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> None:
+    """Look at what is collected, and leave the collecting to others."""
+    if _is_contract(getattr(collector, "obj", None)) and inspect.iscoroutinefunction(obj):
+        _refuse_unless_it_can_run(collector)
+        _mark(obj)
+
+
+def _is_contract(found: object) -> bool:
+    contracts = sys.modules.get("semel.testing.contracts")
+    if contracts is None or not inspect.isclass(found):
+        return False
+    return issubclass(found, contracts.LedgerContract)
+
+
+def _mark(test: Any) -> None:
+    """Once: a class that is collected again has its tests marked already."""
+    if all(mark.name != "asyncio" for mark in getattr(test, "pytestmark", ())):
+        pytest.mark.asyncio(test)
+
+
+def _refuse_unless_it_can_run(collector: pytest.Module | pytest.Class) -> None:
+    contract, mode = collector.obj, _asyncio_mode(collector.config)
+    if mode is None:
+        raise collector.CollectError(
+            f"{contract.__name__} is async and needs pytest-asyncio: pip install pytest-asyncio"
+        )
+    if mode == "auto":
+        return
+    for name in dir(contract):
+        if _is_left_alone(inspect.getattr_static(contract, name)):
+            raise collector.CollectError(
+                f"{contract.__name__}.{name} is an async fixture, and pytest-asyncio leaves it "
+                "alone in strict mode.\n"
+                'Write asyncio_mode = "auto" in the settings of pytest, or decorate it with '
+                "@pytest_asyncio.fixture."
+            )
+
+
+def _asyncio_mode(config: pytest.Config) -> str | None:
+    try:
+        mode = config.getoption("asyncio_mode", None) or config.getini("asyncio_mode")
+    except ValueError:  # no such setting: no such plugin
+        return None
+    return str(getattr(mode, "value", mode))
+
+
+def _is_left_alone(attribute: object) -> bool:
+    """Is it an async fixture made by plain @pytest.fixture?"""
+    if "fixture" not in type(attribute).__name__.lower():
+        return False
+    function: Any = inspect.unwrap(attribute)  # type: ignore[arg-type]
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    return is_async and not getattr(function, "_force_asyncio_fixture", False)
