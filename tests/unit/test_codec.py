@@ -34,12 +34,12 @@ from hypothesis import strategies as st
 
 from semel.codec import (
     CODEC,
-    DEPTH,
     DecodingError,
     EncodingError,
     decode_error,
     encode_error,
 )
+from semel.codec.plain import DEPTH
 from semel.errors import ReplayedError, SemelError
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -135,6 +135,24 @@ class Single:
 
     def __new__(cls, *args, **kwargs):
         return object.__new__(cls)
+
+
+class Slots:
+    __slots__ = ("__hidden", "seen")
+
+    def hide(self, value: Any) -> Any:
+        self.__hidden = value
+        return self
+
+
+@dataclass
+class Below(Slots):
+    x: int = 0
+
+
+@dataclass
+class Shown(Slots):
+    seen: int = 0
 
 
 class Address(pydantic.BaseModel):
@@ -345,6 +363,24 @@ def test_plain_values_look_plain():
     assert CODEC.encode({"id": "ä", "n": [1, 1.5, None, True]}) == (
         '{"id":"ä","n":[1,1.5,null,true]}'.encode()
     )
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text().filter(lambda k: k != "$"), inner),
+)
+
+
+@relaxed
+@given(plain_values)
+def test_plain_values_are_what_json_makes_of_them(value):
+    """However they are written: alone, in a small dict, in a large one."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    assert CODEC.encode(value) == text.encode()
 
 
 def test_tags_are_readable():
@@ -616,6 +652,8 @@ REFUSED = [
     (local_dataclass(), "at the top of a module"),
     (Bag(), "built-in base"),
     (Single(), "__new__"),
+    (Below().hide(3), "more than its fields"),
+    (Shown().hide(3), "more than its fields"),
     (Gap(1), "its field 'missing' has no value"),
     (odd_namedtuple(), "more than its fields"),
     (cyclic_list(), "contains itself"),
@@ -624,6 +662,19 @@ REFUSED = [
     (nested(DEPTH + 1, lambda inner: {"a": inner}), "nested deeper"),
     (nested(DEPTH + 1, lambda inner: (inner,)), "nested deeper"),
     (nested(DEPTH + 1, Box), "nested deeper"),
+    (nested(60, lambda inner: [inner, inner]), "contains itself, or"),
+    (nested(60, lambda inner: {"a": inner, "b": inner}), "contains itself, or"),
+    (nested(60, lambda inner: (inner, inner)), "contains itself, or"),
+    (nested(60, lambda inner: Line(inner, inner)), "contains itself, or"),
+    ([[0] * 100_000] * 100_000, "contains itself, or"),
+    (["x" * 1_000_000] * 100_000, "characters"),
+    ([{"k" * 1_000_000: 0}] * 100_000, "characters"),
+    ([10**4000] * 100_000, "characters"),
+    ([(), *["x" * 1_000_000] * 100_000], "characters"),
+    ([b"x" * 1_000_000] * 100_000, "characters"),
+    ([1 << 8_000_000] * 100_000, "characters"),
+    ([Decimal("1" * 1_000_000)] * 100_000, "characters"),
+    ({n * (2**61 - 1) for n in range(200)}, "hash"),
 ]
 
 
@@ -635,6 +686,22 @@ def test_refused_with_advice(value, says):
     assert "or give codec=" in str(caught.value)
     assert isinstance(caught.value, SemelError)
     assert isinstance(caught.value, TypeError)
+
+
+def test_slots_that_are_fields_or_empty_come_back():
+    for value in (Below(1), Shown(2), Receipt(uuid.UUID(int=1), ())):
+        assert there_and_back(value) == value
+
+
+def test_many_values_and_long_ones_come_back():
+    for value in (
+        list(range(300_000)),
+        {str(n): [n] for n in range(100_000)},
+        [("x" * 10_000_000), b"y" * 10_000_000],
+        set(range(10_000)),
+        {(n, str(n)) for n in range(1000)},
+    ):
+        assert there_and_back(value) == value
 
 
 def test_the_deepest_value_comes_back():
@@ -853,6 +920,28 @@ def test_fuzz_cut_and_flipped(value, data):
 def test_a_huge_decimal_is_cheap():
     value = {Decimal("1E+999999"), Decimal("1E-999999")}
     assert there_and_back(value) == value
+
+
+COLLIDING = ",".join(str(n * (2**61 - 1)) for n in range(2000))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        '{"$":"set","v":[%s]}',
+        '{"$":"frozenset","v":[%s]}',
+        '{"$":"set","v":[{"$":"tuple","v":[%s]}]}'.replace(
+            "[%s]", "[" + COLLIDING.replace(",", ']},{"$":"tuple","v":[') + "]"
+        ),
+        '{"$":"dict","v":[[%s]]}'.replace("%s", COLLIDING.replace(",", ",0],[") + ",0"),
+        f'{{"$":"pydantic","type":"{__name__}:Address","v":{{"street":""}},"set":[%s]}}',
+    ],
+    ids=["set", "frozenset", "tuples", "dict", "pydantic"],
+)
+def test_stored_members_made_to_collide_are_refused(stored):
+    """Each would be compared with each: seconds for a few hundred kilobytes."""
+    with pytest.raises(DecodingError, match="hash"):
+        CODEC.decode(stored.replace("%s", COLLIDING).encode())
 
 
 # --- errors as outcomes -------------------------------------------------------------------------

@@ -238,11 +238,97 @@ class Traced:
 class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
     a: Any = 0
-    _private: Any = pydantic.PrivateAttr(default_factory=object)
+
+
+class PrivateModel(pydantic.BaseModel):
+    a: Any = 0
+    _private: Any = pydantic.PrivateAttr(default=0)
 
 
 class OtherModel(pydantic.BaseModel):
     a: Any = 0
+
+
+class EqualModel(OtherModel):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+@dataclass(eq=False)
+class Identical:
+    id: int
+
+
+@dataclass(eq=False)
+class Basket(list):
+    name: str = ""
+
+
+@dataclass
+class Count(int):
+    name: str = ""
+
+
+@dataclass
+class Folded:
+    id: str
+
+    def __eq__(self, other):
+        return self.id.lower() == other.id.lower()
+
+    __hash__ = None
+
+
+class SubFolded(Order):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+class Noted(Order):
+    def __init__(self, id, note):
+        super().__init__(id)
+        self.note = note
+
+
+@dataclass
+class Loaded:
+    id: int
+
+    def __post_init__(self):
+        self.load = self.id * 2
+
+    @functools.cached_property
+    def twice(self):
+        return self.id * 2
+
+
+class Tagged(Order):
+    __slots__ = ("tag",)
+
+
+def tagged_order():
+    order = Tagged(1)
+    order.tag = "x"
+    return order
+
+
+@dataclass
+class Remembering:
+    id: int
+
+    @functools.cached_property
+    def twice(self):
+        return self.id * 2
+
+
+def remembering():
+    value = Remembering(1)
+    assert value.twice == 2
+    return value
 
 
 class Account:
@@ -398,12 +484,6 @@ def test_all_different_inside_of_others():
         assert len({write(wrap(value)) for value in ALL_DIFFERENT}) == len(ALL_DIFFERENT)
 
 
-def model_with_private():
-    model = Model(a=1)
-    model._private = object()
-    return model
-
-
 EQUAL = [
     ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ({1: "a", "1": "b"}, {"1": "b", 1: "a"}),
@@ -417,7 +497,9 @@ EQUAL = [
     ),
     (datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))),
     (Traced(1, object()), Traced(1, object())),
-    (Model(a=1), model_with_private()),
+    (Identical(1), Identical(1)),
+    (Remembering(1), remembering()),
+    (Tagged(1), Tagged(1)),
     (Model(a=1, b=2, c=3), Model(c=3, b=2, a=1)),
     (Model(), Model(a=0)),
     (Colour.RED, Colour(1)),
@@ -515,6 +597,20 @@ def deep():
     return value
 
 
+def doubled(make):
+    """A few lists that hold each other, and written out more than a disk can hold."""
+    value: Any = 1
+    for _ in range(60):
+        value = make(value)
+    return value
+
+
+def test_a_parameter_that_comes_to_too_much_is_named():
+    bomb = doubled(lambda inner: [inner, inner])
+    with pytest.raises(SettingsError, match=r"^shop\.pay: parameter b: .* contains itself, or"):
+        in_one_go(f1, AutoKey("shop.pay"), (1, bomb), {})
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -540,6 +636,18 @@ def deep():
         {Silent(): 1},
         cyclic(),
         deep(),
+        Basket(["a"]),
+        Count(1),
+        Folded("a"),
+        SubFolded(1),
+        Noted(1, "x"),
+        Loaded(1),
+        tagged_order(),
+        PrivateModel(),
+        EqualModel(),
+        doubled(lambda inner: [inner, inner]),
+        doubled(lambda inner: (inner, inner)),
+        ["x" * 1_000_000] * 100_000,
     ],
     ids=lambda value: type(value).__name__,
 )

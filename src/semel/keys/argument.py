@@ -5,7 +5,7 @@ The walk is the codec's, for equality instead of rebuilding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -13,23 +13,19 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NoReturn
 from uuid import UUID
 
-from semel.codec import (
-    DEPTH,
-    PLAIN_TEXT,
-    TAG,
-    Tree,
-    Walk,
-    Writer,
+from semel.codec.classes import (
     find_loaded,
+    has_slots_beside,
     is_dataclass,
-    is_plain,
     is_pydantic,
-    plain_base,
-    read_field,
-    to_sorted_text,
+    more_than,
     type_path,
 )
+from semel.codec.plain import DEPTH, PLAIN_TEXT, TAG, TooMuchError, is_plain, to_sorted_text
+from semel.codec.writing import Tree, Walk, Writer, plain_base, read_field
 from semel.errors import SettingsError
+
+SPEAK = "give the class a method __idempotency_key__()"
 
 
 def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
@@ -37,12 +33,15 @@ def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
 
     The order of a dict or set does not matter. An aware datetime is its reading and its offset.
     A dataclass counts with the fields that it is compared by; a pydantic model with its fields
-    and extras. An object may speak for itself with `__idempotency_key__()`. `where` names the
-    parameter in the refusal, `remedy` what to write instead of giving a key.
+    and extras; one that holds anything besides is refused. An object may speak for itself with
+    `__idempotency_key__()`. `where` names the parameter in the refusal, `remedy` what to write
+    instead of giving a key.
     """
     try:
         if is_plain(value):
             return to_sorted_text(value).encode()
+    except TooMuchError as much:
+        _walk(where, remedy).refuse(type(value), str(much))
     except (ValueError, TypeError, RuntimeError):
         pass  # NaN, a huge integer, a lone surrogate: the walk writes it
     return _text(_walk(where, remedy).tree(value))
@@ -53,14 +52,21 @@ def canonical_call(operation: str, bound: Mapping[str, Any], *, remedy: str = ""
     try:
         if is_plain(bound):
             return to_sorted_text(bound).encode()
+    except TooMuchError:
+        for name, value in bound.items():  # one of them, most likely, and it is to be named
+            canonical(value, where=_parameter(operation, name), remedy=remedy)
     except (ValueError, TypeError, RuntimeError):
         pass
     return _text(
         {
-            name: _walk(f"{operation}: parameter {name}", remedy).tree(value)
+            name: _walk(_parameter(operation, name), remedy).tree(value)
             for name, value in bound.items()
         }
     )
+
+
+def _parameter(operation: str, name: str) -> str:
+    return f"{operation}: parameter {name}"
 
 
 def _walk(where: str, remedy: str) -> _Canon:
@@ -88,7 +94,7 @@ class _Canon(Walk):
         plain = plain_base(kind)
         if plain is not None:
             return f"pass a plain {plain.__name__}"
-        return "give the class a method __idempotency_key__()"
+        return SPEAK
 
     def refuse(self, kind: type, advice: str) -> NoReturn:
         raise SettingsError(
@@ -112,12 +118,46 @@ def _write_own_key(walk: Walk, value: Any) -> Tree:
 
 
 def _write_compared(walk: Walk, value: Any) -> Tree:
+    kind = type(value)
+    if not _is_its_fields(kind):
+        walk.refuse(kind, f"it has an __eq__ of its own or a built-in base: {SPEAK}")
+    _need_no_more(walk, value, [field.name for field in fields(value)])
     names = [field.name for field in fields(value) if field.compare]
     return _write_fields(walk, value, {name: read_field(walk, value, name) for name in names})
 
 
+def _is_its_fields(kind: type) -> bool:
+    """Is it compared by its fields and nothing else?
+
+    `dataclass` makes `__eq__` by `exec`, and leaves alone one that the class has already.
+    """
+    if any(_is_built_in(base) for base in kind.__mro__[:-1]):
+        return False
+    equal: Any = kind.__eq__
+    return equal is object.__eq__ or (
+        isinstance(equal, FunctionType) and equal.__code__.co_filename == "<string>"
+    )
+
+
+def _is_built_in(base: type) -> bool:
+    """Made in C: it may hold what no field names. `typing.Generic` is, and holds nothing."""
+    made = isinstance(vars(base).get("__new__"), BuiltinFunctionType)
+    return made and base.__module__ != "typing"
+
+
+def _need_no_more(walk: Walk, value: Any, names: Collection[str]) -> None:
+    if more_than(names, value) or has_slots_beside(names, value):
+        walk.refuse(type(value), f"it holds more than its fields: {SPEAK}")
+
+
 def _write_model(walk: Walk, value: Any) -> Tree:
-    named = {name: read_field(walk, value, name) for name in type(value).model_fields}
+    kind = type(value)
+    if not kind.__eq__.__module__.startswith("pydantic."):
+        walk.refuse(kind, f"it has an __eq__ of its own: {SPEAK}")
+    if value.__pydantic_private__:
+        walk.refuse(kind, f"it has private attributes: {SPEAK}")
+    named = {name: read_field(walk, value, name) for name in kind.model_fields}
+    _need_no_more(walk, value, named)
     return _write_fields(walk, value, named | (value.__pydantic_extra__ or {}))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from semel.codec import PRINTABLE_BITS
+from semel.codec.writing import PRINTABLE_BITS
 from semel.keys.argument import SIMPLE, canonical_call
 from semel.keys.binding import Binder
 from semel.keys.digest import (
