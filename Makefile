@@ -95,7 +95,7 @@ layers: $(VENV)/.dev
 	PYTHONPATH=src:tests $(BIN)/lint-imports --no-cache
 
 # The wheel as a user gets it, in an environment with nothing else: the core must import alone,
-# without a warning, and carry the files it reads at run time.
+# without a warning, and carry the files it reads at run time; with its extra, the command runs.
 bare: $(VENV)/.dev
 	@rm -rf $(BARE)
 	$(PYTHON) -m venv --without-pip $(BARE)
@@ -104,9 +104,12 @@ bare: $(VENV)/.dev
 	$(BIN)/python $(PIP) --python $(BARE)/bin/python install --no-deps $(BARE)/dist/*.whl
 	$(BARE)/bin/python -I -W error -c "import semel"
 	@$(BIN)/python tests/support/wheel_files.py $(BARE)/dist/*.whl
+	$(BIN)/python $(PIP) --python $(BARE)/bin/python install -c requirements/constraints.txt \
+	  "$$(echo $(BARE)/dist/*.whl)[cli]"
+	@$(BARE)/bin/semel --help >/dev/null
 
 edges: $(VENV)/.semel
-	@if [ -f scripts/check_edges.py ]; then $(BIN)/python scripts/check_edges.py; fi
+	@$(BIN)/python scripts/check_edges.py
 
 test: $(VENV)/.semel servers
 	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -118,8 +121,10 @@ matrix: $(VENV)/.semel $(VENV)/.matrix
 	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 	  -m contract --engines=all $(ARGS)
 
+# One worker for the simulation, one for real processes, each for SEMEL_TORTURE_MINUTES (30).
 torture: $(VENV)/.semel servers
-	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
+	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n 2 --dist load -m torture --timeout=0 \
+	  -rP $(ARGS)
 
 # Its servers are wheels in its own environment.
 bench: $(BENCH)/.semel

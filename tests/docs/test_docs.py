@@ -256,6 +256,15 @@ def test_every_value_is_described():
         assert f"`{value}`" in text
 
 
+def test_contributing_names_every_target():
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    told = (ROOT / "CONTRIBUTING.md").read_text()
+    words = set(re.findall(r"\w+", told))
+    assert not [name for name in targets[1].split() if name != "help" and name not in words]
+    for name in re.findall(r"^    make (\w+)", told, re.MULTILINE):
+        assert name in targets[1].split()
+
+
 def test_the_key_limit_is_the_one_that_holds():
     assert f"1 to {keys.LIMIT} bytes" in (DOCS / "reference" / "limits.md").read_text()
 
