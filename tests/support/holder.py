@@ -5,8 +5,8 @@
 The receiver of the effect is a file in $HOLDER_FOLDER, one line per effect, written by one
 `write`; it dedupes by the key it is given, as a payment provider would (`--receiver plain` does
 not). With `--crash ask` a vanished attempt is looked up there. After the effect the body returns,
-or `--then` it fails, or stays until the trap springs. The process prints the result it got, or
-the name of the error.
+or `--then` it fails, lingers for two leases, or stays until the trap springs. The process prints
+the result it got, or the name of the error.
 
 A point is one of `POINTS`, or `before-VERB` or `after-VERB` of any verb, `in-recover`,
 `in-replay`, or `before-write`: between a row that was read and the row that is written, on
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import signal
 import sys
@@ -39,8 +40,11 @@ POINTS = (
 )
 
 
+PAUSES_S = {"linger": 1.0, "stay": 60.0}
+
+
 class Receiver:
-    """Applies an effect, and remembers by whom."""
+    """Applies an effect, and remembers by whom. Two at once are applied one after the other."""
 
     def __init__(self, folder, dedupes):
         self._file = Path(folder) / "effects"
@@ -54,10 +58,11 @@ class Receiver:
         return next((line.split()[1] for line in self.effects() if line.split()[0] == key), None)
 
     def apply(self, key):
-        if self._dedupes and (receipt := self.find(key)):
-            return receipt
-        receipt = f"by-{os.getpid()}"
         with self._file.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if self._dedupes and (receipt := self.find(key)):
+                return receipt
+            receipt = f"by-{os.getpid()}"
             file.write(f"{key} {receipt}\n")
         return receipt
 
@@ -149,14 +154,15 @@ def go_on(then):
     """What the body does when the effect has happened."""
     if then == "fail":
         raise LookupError("declined")
-    if then == "stay":
-        time.sleep(60)
+    if then in PAUSES_S:
+        time.sleep(PAUSES_S[then])
 
 
 async def ago_on(then):
-    if then == "stay":
-        await asyncio.sleep(60)
-    go_on(then)
+    if then in PAUSES_S:
+        await asyncio.sleep(PAUSES_S[then])
+    else:
+        go_on(then)
 
 
 def guarded(store, receiver, trap, options):
