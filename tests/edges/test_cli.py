@@ -602,7 +602,7 @@ def expire(url, *names):
 def test_sweeping_counts_what_it_deletes(sqlite_url):
     expire(sqlite_url, *"abcde")
     result = semel_cli("ledger", "sweep", sqlite_url, "--limit", "2")
-    assert re.fullmatch(r"\d expired records? deleted\n", result.stdout)  # some went by themselves
+    assert result.stdout == "5 expired records deleted\n"
     assert answer("ledger", "list", sqlite_url)["records"] == []
     assert answer("ledger", "sweep", sqlite_url, "--one") == {"swept": 0}
 
