@@ -11,8 +11,8 @@ from semel import ResultLostError, idempotent, once, step
 from semel.colour import SYNC, run
 from semel.errors import CorruptRecordError
 from semel.keys import make_key, new_attempt
-from semel.stores import file
 from semel.stores.file import FileStore
+from semel.stores.file.form import pack
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SQLiteStore
 from semel.testing.clock import FakeClock
@@ -138,7 +138,7 @@ def on_disk(tmp_path, clock):
 
     def rewrite(**changes):
         fields = json.loads(path.read_text().splitlines()[0])
-        path.write_bytes(file._pack({**fields, **changes}))
+        path.write_bytes(pack({**fields, **changes}))
 
     yield store, rewrite
     store.close()

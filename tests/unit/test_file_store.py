@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -19,8 +20,10 @@ import pytest
 from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
-from semel.stores import file
-from semel.stores.file import MARK, FileStore
+from semel.stores.file import FileStore, shard
+from semel.stores.file.disk import MARK
+from semel.stores.file.form import pack
+from semel.stores.rules import Claiming
 from semel.testing.clock import FakeClock
 from semel.values import Busy, Done, Kept, Key, Outcome, Terms, Won
 
@@ -171,14 +174,14 @@ def test_another_keys_file_is_not_taken_for_this_keys(root, ledger):
 def test_a_record_of_a_later_format_is_refused(root, ledger):
     finished(ledger)
     fields = json.loads(path_of(root).read_text().splitlines()[0])
-    path_of(root).write_bytes(file._pack({**fields, "format": 2}))
+    path_of(root).write_bytes(pack({**fields, "format": 2}))
     with pytest.raises(CorruptRecordError, match="format is 2"):
         claim(ledger)
 
 
 def test_a_sealed_record_without_its_fields_is_refused(root, ledger):
     claim(ledger)
-    path_of(root).write_bytes(file._pack({"format": 1, "id": KEY.id.hex()}))
+    path_of(root).write_bytes(pack({"format": 1, "id": KEY.id.hex()}))
     with pytest.raises(CorruptRecordError, match="KeyError"):
         claim(ledger)
 
@@ -187,7 +190,7 @@ def test_a_corrupt_floor_is_refused(root, ledger):
     claim(ledger)
     run(ledger.forget(KEY.id, force=True))
     floor = path_of(root).with_name("floor.json")
-    floor.write_bytes(file._pack({"format": 1}))
+    floor.write_bytes(pack({"format": 1}))
     with pytest.raises(CorruptRecordError, match="floor"):
         claim(ledger)
 
@@ -346,7 +349,7 @@ def test_a_replay_and_a_busy_answer_need_no_lock(root, ledger):
 
 
 def test_a_lock_that_is_never_free_is_reported(root, ledger, monkeypatch):
-    monkeypatch.setattr(file, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(shard, "LOCK_WAIT_S", 0.05)
     finished(ledger)
     run(ledger.forget(KEY.id))
     fd = os.open(root / KEY.id.hex()[:2], os.O_RDONLY)
@@ -369,13 +372,58 @@ def test_no_descriptor_is_kept(ledger, root):
     with pytest.raises(CorruptRecordError):
         claim(ledger)
     assert descriptors() == before
-    assert not file._held
+    assert not shard._held
 
 
-class Forgetful(set):
+class Struck(BaseException):
+    """What a signal handler raised, wherever the program was."""
+
+
+def strike(*_):
+    raise Struck
+
+
+@pytest.fixture
+def alarm():
+    """Sets off an alarm after so many microseconds; a handler that raises is in place."""
+    before = signal.signal(signal.SIGALRM, strike)
+    yield lambda us: signal.setitimer(signal.ITIMER_REAL, us / 1e6)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def struck(alarm, us, work):
+    """Do the work, struck after so long; True if it was."""
+    try:
+        try:
+            alarm(us)
+            work()
+        finally:
+            alarm(0)
+    except Struck:
+        return True
+    return False
+
+
+def test_a_signal_that_raises_leaves_no_descriptor_and_no_lock(root, alarm):
+    files = FileStore(root, fsync=False)._sync._files
+    ops = [Claiming(make_key(f"k{n}"), new_attempt(), b"", TERMS) for n in range(7)]
+    before = descriptors()
+    hit = sum(
+        struck(alarm, 20 + n % 150, lambda op=ops[n % 7]: files.replay(op) or files.perform(op))
+        for n in range(3000)
+    )
+    gc.collect()
+    assert hit > 100
+    assert descriptors() == before
+    for op in ops:
+        assert isinstance(files.perform(op), Won)  # an error after ten seconds if it is locked
+
+
+class Forgetful(dict):
     """As if every fork came between opening a descriptor and remembering it."""
 
-    def add(self, fd):
+    def __setitem__(self, key, fds):
         pass
 
 
@@ -403,12 +451,12 @@ class TestForks:
         os.close(reader)
         os.close(writer)
 
-    @pytest.mark.parametrize("held", [set, Forgetful])
+    @pytest.mark.parametrize("held", [dict, Forgetful])
     def test_a_child_forked_during_a_change_does_not_keep_the_lock(
         self, ledger, monkeypatch, gate, held
     ):
-        monkeypatch.setattr(file, "_held", held())
-        monkeypatch.setattr(file, "LOCK_WAIT_S", 0.5)
+        monkeypatch.setattr(shard, "_held", held())
+        monkeypatch.setattr(shard, "LOCK_WAIT_S", 0.5)
         slow = Slow(monkeypatch)
         thread = threading.Thread(target=lambda: claim(ledger))
         thread.start()
@@ -426,7 +474,7 @@ class TestForks:
             os.waitpid(child, 0)
 
     def test_a_child_does_not_keep_the_lock_of_a_killed_parent(self, ledger, monkeypatch, gate):
-        monkeypatch.setattr(file, "LOCK_WAIT_S", 0.5)
+        monkeypatch.setattr(shard, "LOCK_WAIT_S", 0.5)
         reader, writer = os.pipe()
         parent = os.fork()
         if parent == 0:

@@ -91,8 +91,8 @@ def _is_set(member: MemberDescriptorType, value: Any) -> bool:
 def collide(members: Collection[Hashable]) -> bool:
     """Would a set of these take a time that grows with the square of their number?
 
-    What is bounded is what a single hash may cost. Numbers that merely meet in the same places
-    of a table are passed over faster than they are read.
+    It knows by equal hashes. Numbers of different hashes that meet in the same places of a table
+    cost far less and are harder to find; the size of a result bounds them.
     """
     if len(members) <= ONE_HASH:
         return False
