@@ -133,7 +133,7 @@ async def test_a_frozen_server_is_unavailable_within_the_timeout(
     await ask(ledger, make_key("warm"))
     with redis_server.paused():
         began = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match=r"0\.3 s|Timeout"):
+        with pytest.raises(StoreUnavailableError, match=r"no reply within 0\.3 s"):
             await ask(ledger)
         assert time.monotonic() - began < 2
     assert isinstance(await ask(ledger, make_key("after")), Won)

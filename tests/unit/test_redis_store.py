@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -15,6 +19,7 @@ from semel.keys import make_key, new_attempt
 from semel.stores.redis import RedisStore, ledger
 from semel.testing.contracts import ledger_of
 from semel.values import Busy, Done, Kept, Outcome, Terms, Won
+from support.process import wait_until
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 VALUE = Outcome("value", b'{"paid":true}')
@@ -148,6 +153,147 @@ async def test_concurrent_claims_share_one_connection(store, admin):
 async def test_64_tasks_one_winner(store):
     answers = await asyncio.gather(*(ask(store.ledger(ASYNC)) for _ in range(64)))
     assert sorted(type(answer).__name__ for answer in answers) == ["Busy"] * 63 + ["Won"]
+
+
+# --- the connection it keeps in async code -----------------------------------------------------
+
+
+async def quiet(pool):
+    """Until nothing of the pool is borrowed."""
+    deadline = time.monotonic() + 10
+    while pool._in_use_connections:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_a_line_that_is_not_used_gives_its_connection_back(redis_url, admin):
+    async with redis.asyncio.Redis.from_url(redis_url, max_connections=100) as client:
+        ledger = RedisStore(client, timeout_s=0.2).ledger(ASYNC)
+        for number in range(2):
+            assert isinstance(await ask(ledger, make_key(f"k{number}")), Won)
+            assert len(client.connection_pool._in_use_connections) == 1
+            await quiet(client.connection_pool)
+        assert len(client.connection_pool._available_connections) == 1, "the same one both times"
+
+
+async def test_a_line_that_is_always_used_gives_its_connection_back_for_a_moment(redis_url):
+    """So that redis-py can log in again, or move away before maintenance."""
+    async with redis.asyncio.Redis.from_url(redis_url, max_connections=100) as client:
+        ledger = RedisStore(client, timeout_s=0.2).ledger(ASYNC)
+        await ask(ledger)
+        (connection,) = client.connection_pool._in_use_connections
+        connection.mark_for_reconnect()
+        deadline = time.monotonic() + 10
+
+        async def caller():
+            while connection.should_reconnect():
+                assert isinstance(await ask(ledger), Busy)
+                assert time.monotonic() < deadline
+
+        await asyncio.gather(*(caller() for _ in range(20)))
+
+
+@pytest.mark.parametrize(
+    "kind", [redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool]
+)
+async def test_a_pool_with_one_connection_is_shared(redis_url, kind):
+    pool = kind.from_url(redis_url, max_connections=1)
+    client = redis.asyncio.Redis(connection_pool=pool)
+    ledger = RedisStore(client).ledger(ASYNC)
+    for number in range(3):
+        keys = [make_key(f"k{number}-{i}") for i in range(5)]
+        answers = await asyncio.gather(*(ask(ledger, key) for key in keys))
+        assert all(isinstance(answer, Won) for answer in answers)
+        await quiet(pool)
+        assert await client.ping()
+    await pool.disconnect()
+
+
+async def test_a_closed_store_gives_back_what_it_borrowed(redis_url):
+    async with redis.asyncio.Redis.from_url(redis_url, max_connections=100) as client:
+        store = RedisStore(client)
+        assert isinstance(await ask(store.ledger(ASYNC)), Won)
+        await store.aclose()
+        assert not client.connection_pool._in_use_connections
+        assert await client.ping()
+        assert isinstance(await ask(store.ledger(ASYNC)), Busy), "and may be used again"
+
+
+async def test_a_client_that_is_closed_takes_our_connection_with_it(redis_url, admin):
+    before = len(admin.client_list())
+    client = redis.asyncio.Redis.from_url(redis_url, max_connections=100)
+    ledger = RedisStore(client).ledger(ASYNC)
+    assert isinstance(await ask(ledger), Won)
+    await client.aclose()
+    wait_until(lambda: len(admin.client_list()) == before, "the connection to go")
+    assert isinstance(await ask(ledger), Busy), "and is opened again when it is needed"
+    await client.aclose()
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_opened_again(store, admin):
+    ledger = store.ledger(ASYNC)
+    before = {client["addr"] for client in admin.client_list()}
+    await ask(ledger)
+    for client in admin.client_list():
+        if client["addr"] not in before:
+            admin.client_kill(client["addr"])
+    assert isinstance(await ask(ledger), Busy)
+
+
+def test_event_loops_in_many_threads_do_not_disturb_each_other(redis_url):
+    store = RedisStore(redis_url)
+    ledger = store.ledger(ASYNC)
+
+    def lives(thread):
+        for number in range(10):
+            key = make_key(f"k{thread}-{number}")
+            assert isinstance(asyncio.run(ask(ledger, key)), Won)
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lives, range(8)))
+
+
+ABANDONED = """
+import asyncio, sys
+from semel.colour import ASYNC
+from semel.keys import make_key, new_attempt
+from semel.stores.redis import RedisStore
+from semel.values import Terms
+
+store = RedisStore(sys.argv[1])
+ledger = store.ledger(ASYNC)
+
+async def ask(number):
+    return await ledger.claim(make_key(f"k{number}"), attempt=new_attempt(), terms=Terms())
+
+async def main(crowd):
+    if crowd == "warm":
+        await ask(0)
+    tasks = [asyncio.create_task(ask(number)) for number in range(50)]
+    await asyncio.sleep(0)
+    if crowd == "under way":
+        await asyncio.sleep(0)
+
+for crowd in ("cold", "warm", "under way"):
+    asyncio.run(main(crowd))
+loop = asyncio.new_event_loop()
+waiting = loop.create_task(ask(0))
+loop.run_until_complete(asyncio.sleep(0))
+waiting.cancel()
+loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+loop.run_until_complete(store.aclose())
+loop.close()
+print(type(asyncio.run(ask("last"))).__name__)
+"""
+
+
+def test_a_loop_that_ends_while_calls_wait_leaves_nothing_behind(redis_url):
+    said = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", ABANDONED, redis_url],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (said.stdout, said.stderr) == ("Won\n", "")
 
 
 # --- what it leaves alone ----------------------------------------------------------------------

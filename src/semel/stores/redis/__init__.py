@@ -108,12 +108,18 @@ class RedisStore:
 
 
 class _Given:
-    """A client that belongs to somebody else: of one colour, and never closed by us."""
+    """A client that belongs to somebody else: of one colour, and never closed by us.
+
+    What we borrowed from its pool goes back there when the store is closed.
+    """
 
     def __init__(self, client: Any, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._async_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
+        self._sync_line: SyncLine | None = None
+        self._async_lines: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncLine | AsyncClusterLine
+        ] = WeakKeyDictionary()
         self.shown = f"{type(client).__module__.split('.')[0]} {type(client).__name__}"
         self.lines = self._lines()
 
@@ -126,7 +132,7 @@ class _Given:
         if isinstance(self._client, redis.asyncio.Redis | redis.asyncio.RedisCluster):
             return {"async": self._async_line}
         if isinstance(self._client, redis.RedisCluster):
-            line: Line = SyncClusterLine(lambda: self._client)
+            line: SyncLine = SyncClusterLine(lambda: self._client)
         elif isinstance(self._client, redis.Redis):
             line = SyncLine(lambda: self._client)
             _warn_of_silence(self._client)
@@ -135,6 +141,7 @@ class _Given:
                 f"RedisStore takes a URL or a client of redis-py, not {type(self._client)!r}: "
                 "RedisStore('redis://localhost:6379/0')"
             )
+        self._sync_line = line
         return {"sync": lambda: line}
 
     def _async_line(self) -> Line:
@@ -152,10 +159,13 @@ class _Given:
         return line
 
     def close(self) -> None:
-        pass
+        if self._sync_line is not None:
+            self._sync_line.close()
 
     async def aclose(self) -> None:
-        pass
+        line = self._async_lines.get(asyncio.get_running_loop())
+        if line is not None:
+            await line.aclose()
 
 
 def _warn_of_silence(client: redis.Redis) -> None:
@@ -178,9 +188,9 @@ class _Opened:
         self.shown = address.shown
         self.can_fail_over = address.is_cluster or "+sentinel" in address.shown
         kind = SyncClusterLine if address.is_cluster else SyncLine
-        sync_line = kind(self._client)
+        self._sync_line = kind(self._client)
         self.lines: dict[str, Callable[[], Line]] = {
-            "sync": lambda: sync_line,
+            "sync": lambda: self._sync_line,
             "async": self._async_line,
         }
 
@@ -194,20 +204,29 @@ class _Opened:
 
     def _async_line(self) -> Line:
         loop = asyncio.get_running_loop()
-        if self._last is not None and self._last.loop is loop:
-            return self._last.line
-        for ended in [known for known in self._loops if known.is_closed()]:
-            del self._loops[ended]
-        if loop not in self._loops:
-            self._loops[loop] = _OnLoop(loop, self._address, self._timeout_s, self._drop)
-        self._last = self._loops[loop]
-        return self._last.line
+        last = self._last  # read once: other threads, with loops of their own, change it
+        if last is not None and last.loop is loop:
+            return last.line
+        here = self._loops.get(loop)
+        if here is None:
+            self._forget_ended_loops()
+            here = _OnLoop(loop, self._address, self._timeout_s, self._drop)
+            self._loops[loop] = here
+        self._last = here
+        return here.line
+
+    def _forget_ended_loops(self) -> None:
+        for known in self._loops.keyrefs():  # a copy: other threads add theirs meanwhile
+            loop = known()
+            if loop is not None and loop.is_closed():
+                self._drop(loop)
 
     def _drop(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loops.pop(loop, None)
         self._last = None
 
     def close(self) -> None:
+        self._sync_line.close()
         while self._sync_clients:
             for each in all_of(self._sync_clients.popitem()[1]):
                 each.close()
@@ -247,6 +266,7 @@ class _OnLoop:
             yield
         finally:
             self._drop(self.loop)
+            await self.line.aclose()
             for each in all_of(self._client):
                 await each.aclose()
 

@@ -11,7 +11,8 @@ from semel.errors import StoreUnavailableError
 from semel.stores import rules
 from semel.stores.redis import scripts
 from semel.stores.redis.durability import Standing, guarantees_of
-from semel.stores.redis.line import Line, unreachable
+from semel.stores.redis.faults import unreachable
+from semel.stores.redis.line import Line
 from semel.stores.redis.scripts import SENSELESS, Call, Names, corrupt
 from semel.stores.rules import Noting, Operation, Releasing, Renewing
 from semel.stores.verbs import Verbs

@@ -1,50 +1,30 @@
-"""How a call reaches Redis and its reply comes back, in both colours.
+"""How a call reaches Redis and its reply comes back: one server or a cluster, in both colours.
 
-Connections are redis-py's own, taken from its pool for each exchange: TLS, passwords, Sentinel,
-SELECT, re-authentication and forks stay its business. The exchange itself is ours. In the sync
-colour a call is written and its reply read, on the caller's thread. In the async colour all
-calls that wait go out in one write per server (`Batcher`), and their replies are read in bulk:
-redis-py's way of awaiting each reply costs several times what the server needs for it.
+Connections are redis-py's own: TLS, passwords, Sentinel, SELECT and the map of a cluster stay its
+business. What is said on them is ours: in the sync colour a caller writes its call and reads the
+reply (`reserve`), in the async colour all callers share one connection to each server (`wire`).
 
-A connection that breaks is replaced once and everything sent again: every call is a verb that
-may be repeated. Silence is not retried, for it may be followed by more of it. Whoever gets an
-error after that does not know whether the call took effect.
+A connection that breaks is replaced once and the call sent again: every call is a verb that may be
+repeated. Silence is not retried, for it may be followed by more of it. Whoever gets an error after
+that does not know whether the call took effect.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-import hiredis
 import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-    SlotNotCoveredError,
-    TryAgainError,
-)
+from redis.exceptions import ResponseError, SlotNotCoveredError
 
-from semel.errors import StoreUnavailableError
-from semel.stores.batch import Batcher
-from semel.stores.redis.scripts import Call, corrupt
-
-READ_SIZE = 1 << 18
-# What is paid once per batch is small change for this many calls. One that took in every caller
-# would be slower: we would wait while Redis works, and Redis while we hand out its answers.
-LARGEST_BATCH = 64
+from semel.colour import keep
+from semel.stores.redis.faults import refused, unreachable
+from semel.stores.redis.reserve import Held, Reserve
+from semel.stores.redis.scripts import Call
+from semel.stores.redis.wire import BROKEN, MOVED, STUCK, Asked, Exchange, room
 
 RAW: dict[str, Any] = {NEVER_DECODE: True}
 
@@ -69,59 +49,6 @@ class Line(Protocol):
         ...
 
 
-# --- what went wrong ----------------------------------------------------------------------------
-
-_HINTS = {
-    "HELLO must be called": "give the password in the URL: redis://user:password@host",
-    "NOAUTH": "give the password in the URL: redis://user:password@host",
-    "WRONGPASS": "check the user and password in the URL",
-    "NOPERM": "let this user run EVALSHA, EVAL, TIME and the hash commands on semel:*",
-    "OOM": "Redis is out of memory: raise maxmemory; an evicting maxmemory-policy would forget "
-    "what has been done",
-    "LOADING": "Redis is loading its data after a restart: try again shortly",
-    "MISCONF": "Redis cannot write to its disk: look at its log",
-    "READONLY": "this server is a replica: connect to the master, or through redis+sentinel://",
-    "CLUSTERDOWN": "the cluster does not serve all slots: look at CLUSTER INFO",
-}
-
-
-# redis-py turns these codes into classes and drops them from the message.
-_CODES: dict[type[Exception], str] = {
-    AuthenticationError: "NOAUTH ",
-    BusyLoadingError: "LOADING ",
-    ClusterDownError: "CLUSTERDOWN ",
-    NoPermissionError: "NOPERM ",
-    OutOfMemoryError: "OOM ",
-    ReadOnlyError: "READONLY ",
-}
-
-
-def refused(call: Call, error: Exception) -> Exception:
-    """Redis answered with an error: the record is unreadable, or the server is."""
-    message = _CODES.get(type(error), "") + str(error)
-    if "WRONGTYPE" in message:
-        return corrupt(call.key, "it is not a hash")
-    if message.startswith("CORRUPT "):
-        return corrupt(call.key, message.removeprefix("CORRUPT "))
-    return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{_hint(message)}")
-
-
-def _hint(message: str) -> str:
-    return next((f". {hint}" for code, hint in _HINTS.items() if code in message), "")
-
-
-def unreachable(error: Exception) -> StoreUnavailableError:
-    """No answer: the call may have taken effect, unless no connection was opened for it."""
-    reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__).rstrip(".")
-    if hint := _hint(reason):
-        return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
-    doubt = "Whether it took effect is unknown; asking again is safe. "
-    return StoreUnavailableError(
-        f"Redis did not answer: {reason}. {'' if ' connecting to ' in reason else doubt}"
-        "Check that the server runs and can be reached from here"
-    )
-
-
 # --- sync ---------------------------------------------------------------------------------------
 
 
@@ -130,14 +57,16 @@ class SyncLine:
 
     def __init__(self, client: Callable[[], Any]) -> None:
         self._client = client
+        self._reserves: dict[Any, Reserve] = {}
 
     async def call(self, call: Call) -> Any:
         try:
-            return self._exchange(call)
-        except ResponseError as error:
-            raise refused(call, error) from error
-        except (redis.RedisError, OSError) as error:
+            reply = self._exchange(call)
+        except BROKEN as error:
             raise unreachable(error) from error
+        if isinstance(reply, Exception):
+            raise refused(call, reply)
+        return reply
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
         return [await self.call(call) for call in calls]
@@ -148,66 +77,57 @@ class SyncLine:
     async def ask(self, server: Any, *command: Any) -> Any:
         return server.execute_command(*command, **RAW)
 
+    def close(self) -> None:
+        """Give every connection back to its pool."""
+        while self._reserves:
+            self._reserves.popitem()[1].close()
+
+    def _reserve(self, pool: Any) -> Reserve:
+        reserve = self._reserves.get(pool)
+        if reserve is None:
+            reserve = self._reserves.setdefault(pool, Reserve(pool))
+        return reserve
+
     def _exchange(self, call: Call) -> Any:
-        return _with_connection(self._client().connection_pool, call, _twice)
+        client = self._client()
+        pool = client.connection_pool
+        if getattr(pool, "cache", None) is not None:
+            # The pool reads along to know what has changed; only redis-py may read here.
+            return _through_redis_py(client, call)
+        return self._over(pool, call, _twice)
 
-
-def _with_connection(pool: Any, call: Call, exchange: Callable[[Any, Call], Any]) -> Any:
-    connection = pool.get_connection()
-    try:
-        return exchange(connection, call)
-    finally:
-        pool.release(connection)
-
-
-def _twice(connection: Any, call: Call) -> Any:
-    try:
-        return _once(connection, call)
-    except (redis.ConnectionError, ResponseError) as error:
-        if isinstance(error, AuthenticationError) or not _may_pass(error):
+    def _over(self, pool: Any, call: Call, asking: Callable[[Held, Call], Any]) -> Any:
+        reserve = self._reserve(pool)
+        held = reserve.take()
+        try:
+            reply = asking(held, call)
+        except BaseException:
+            # Broken, or interrupted between asking and reading: nobody must read our reply.
+            reserve.give_up(held, broken=True)
             raise
-    connection.disconnect()
-    connection.connect()
-    return _once(connection, call)
+        reserve.put_back(held)
+        return reply
 
 
-def _may_pass(error: Exception) -> bool:
-    """Would a new connection help? It does when this one broke, and when it leads to a master that
-    was demoted: connecting again asks the sentinels who is master now.
-    """
-    if isinstance(error, redis.ConnectionError):
-        return True
-    # Before 7.0, what a script was refused is told inside the script's own error.
-    return isinstance(error, ReadOnlyError) or "-READONLY" in str(error)
-
-
-def _once(connection: Any, call: Call) -> Any:
+def _twice(held: Held, call: Call) -> Any:
     try:
-        return _swap(connection, call.packed)
-    except NoScriptError:
-        return _swap(connection, call.in_full())
+        reply = held.ask(call)
+        # A demoted master: connecting again asks the sentinels who is master now.
+        if not isinstance(reply, Exception) or "READONLY" not in str(reply):
+            return reply
+    except STUCK:
+        raise
+    except BROKEN:
+        pass
+    held.renew()
+    return held.ask(call)
 
 
-def _swap(connection: Any, command: bytes) -> Any:
+def _through_redis_py(client: Any, call: Call) -> Any:
     try:
-        connection.send_packed_command([command])
-        return connection.read_response(disable_decoding=True)
-    except redis.RedisError:
-        raise
-    except BaseException:
-        # Interrupted between request and reply: the next user must not read our reply.
-        connection.disconnect()
-        raise
-
-
-_MOVING = (
-    MovedError,
-    AskError,
-    TryAgainError,
-    ClusterDownError,
-    MasterDownError,
-    ReadOnlyError,
-)
+        return client.execute_command(*call.words(), **RAW)
+    except ResponseError as error:
+        return error
 
 
 class SyncClusterLine(SyncLine):
@@ -223,12 +143,14 @@ class SyncClusterLine(SyncLine):
         client = self._client()
         try:
             node = client.get_node_from_key(call.key)
-            pool = client.get_redis_connection(node).connection_pool
-            return _with_connection(pool, call, _once)
-        except (AuthenticationError, redis.TimeoutError):
+            reply = self._over(client.get_redis_connection(node).connection_pool, call, Held.ask)
+            if not isinstance(reply, Exception) or not str(reply).startswith(MOVED):
+                return reply
+        except STUCK:
             raise
-        except (*_MOVING, redis.ConnectionError, SlotNotCoveredError):
-            return client.execute_command(*call.words(), **RAW)
+        except (*BROKEN, SlotNotCoveredError):
+            pass
+        return _through_redis_py(client, call)
 
 
 # --- async --------------------------------------------------------------------------------------
@@ -240,10 +162,10 @@ class AsyncLine:
     def __init__(self, client: Any, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._batcher: Batcher[Call] = Batcher(self._run, largest=LARGEST_BATCH)
+        self._exchange = Exchange(_FromPool(client.connection_pool), timeout_s)
 
     def call(self, call: Call) -> Awaitable[Any]:
-        return self._batcher.submit(call)
+        return self._exchange.submit(call)
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
         return await asyncio.gather(*map(self.call, calls))
@@ -252,205 +174,168 @@ class AsyncLine:
         return [self._client]
 
     async def ask(self, server: Any, *command: Any) -> Any:
-        async with asyncio.timeout(self._timeout_s):
-            return await server.execute_command(*command, **RAW)
+        return await _in_time(self._timeout_s, server, *command)
 
-    async def _run(self, calls: Sequence[Call]) -> list[Any]:
-        return await _in_time(self._timeout_s, self._answers(calls))
+    async def aclose(self) -> None:
+        """Give the connection back; the client itself stays open."""
+        await self._exchange.aclose()
 
-    async def _answers(self, calls: Sequence[Call]) -> list[Any]:
-        pool = self._client.connection_pool
-        connection = await pool.get_connection()
+
+async def _in_time(timeout_s: float, server: Any, *command: Any) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await server.execute_command(*command, **RAW)
+
+
+class _FromPool:
+    """Borrows from a client's pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.keeps = room(pool) > 0
+
+    async def lend(self) -> Any:
+        connection = await self._pool.get_connection()
         try:
-            replies = await _twice_together(connection, calls)
-        finally:
-            await pool.release(connection)
-        return _told(calls, replies)
+            await _make_ready(connection)
+        except BaseException:
+            await self.take_back(connection)
+            raise
+        return connection
+
+    async def take_back(self, connection: Any) -> None:
+        with contextlib.suppress(KeyError):  # the pool was reset meanwhile
+            await self._pool.release(connection)
 
 
-async def _in_time(timeout_s: float, work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """The work's answers, or why there are none."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await work
-    except TimeoutError as error:
-        raise unreachable(TimeoutError(f"no reply within {timeout_s:g} s")) from error
-    except (redis.RedisError, hiredis.HiredisError, OSError) as error:
-        raise unreachable(error) from error
-
-
-def _told(calls: Sequence[Call], replies: list[Any]) -> list[Any]:
-    for index in _errors(replies):
-        replies[index] = refused(calls[index], replies[index])
-    return replies
-
-
-def _errors(replies: Iterable[Any]) -> list[int]:
-    return [index for index, reply in enumerate(replies) if isinstance(reply, Exception)]
-
-
-async def _twice_together(connection: Any, calls: Sequence[Call]) -> list[Any]:
-    try:
-        replies = await _together(connection, calls)
-        if not _said(replies, "READONLY"):
-            return replies
-    except AuthenticationError:
-        raise
-    except (redis.ConnectionError, hiredis.ProtocolError, OSError):
-        pass
-    # A demoted master says READONLY: connecting again asks the sentinels who is master now.
-    await connection.disconnect(nowait=True)
+async def _make_ready(connection: Any) -> None:
     await connection.connect()
-    return await _together(connection, calls)
-
-
-def _said(replies: Sequence[Any], code: str) -> list[int]:
-    return [index for index in _errors(replies) if code in str(replies[index])]
-
-
-async def _together(connection: Any, calls: Sequence[Call]) -> list[Any]:
-    replies = await _bulk(connection, [call.packed for call in calls])
-    if missing := _said(replies, "NOSCRIPT"):
-        again = await _bulk(connection, _taught(calls[index] for index in missing))
-        for index, reply in zip(missing, again, strict=True):
-            replies[index] = reply
-    return replies
-
-
-def _taught(calls: Iterable[Call]) -> list[bytes]:
-    """The commands again, the first of each script with its source."""
-    known: set[bytes] = set()
-    commands = []
-    for call in calls:
-        commands.append(call.packed if call.script.sha in known else call.in_full())
-        known.add(call.script.sha)
-    return commands
-
-
-_MORE = object()
-_PUSH = getattr(hiredis, "PushNotification", ())
-
-
-async def _bulk(connection: Any, commands: Sequence[bytes]) -> list[Any]:
-    """One write, and as many reads as it takes. The connection is left clean, or closed."""
-    try:
-        await connection.check_health()
-        # redis-py keeps its streams to itself; test_redis_line.py notices when they are renamed.
-        writer, reader = connection._writer, connection._reader  # noqa: SLF001
-        writer.write(b"".join(commands))
-        await writer.drain()
-        parser = hiredis.Reader(notEnoughData=_MORE)
-        replies: list[Any] = []
-        while len(replies) < len(commands):
-            _parse(parser, await reader.read(READ_SIZE), replies)
-    except BaseException:
+    # A connection that was reset while it lay in the pool passes for an open one.
+    if connection._writer.transport.is_closing():  # noqa: SLF001
         await connection.disconnect(nowait=True)
-        raise
-    if parser.has_data() or len(replies) > len(commands):
-        # A piece of something nobody asked for: its end would be read as the next one's reply.
-        await connection.disconnect(nowait=True)
-    return replies[: len(commands)]
+        await connection.connect()
+    await connection.check_health()
 
 
-def _parse(parser: hiredis.Reader, data: bytes, replies: list[Any]) -> None:
-    if not data:
-        raise redis.ConnectionError("Redis closed the connection")
-    parser.feed(data)
-    while (reply := parser.gets()) is not _MORE:
-        if not isinstance(reply, _PUSH):
-            replies.append(reply)
-
-
-_MOVED = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "LOADING")
-
-
-class AsyncClusterLine(AsyncLine):
-    """Over a `redis.asyncio.RedisCluster`: a batch per server, and calls one by one through
+class AsyncClusterLine:
+    """Over a `redis.asyncio.RedisCluster`: a wire to each server, and calls one by one through
     redis-py's own cluster client when their slot has moved or the server is gone.
     """
 
     def __init__(self, client: Any, timeout_s: float) -> None:
-        super().__init__(client, timeout_s)
-        self._batchers: dict[str, Batcher[Call]] = {}
+        self._client = client
+        self._timeout_s = timeout_s
+        self._exchanges: dict[str, Exchange] = {}
 
-    async def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> Awaitable[Any]:
         try:
             name: str = self._client.get_node_from_key(call.key).name
         except SlotNotCoveredError:
-            name = await self._server_of(call)
-        batcher = self._batchers.get(name)
-        if batcher is None:
-            run = partial(self._run_on, name)
-            batcher = self._batchers[name] = Batcher(run, largest=LARGEST_BATCH)
-        return await batcher.submit(call)
+            return self._call_somewhere(call)
+        return self._exchange(name).submit(call)
 
-    async def _server_of(self, call: Call) -> str:
+    async def _call_somewhere(self, call: Call) -> Any:
         try:
             await self._know_the_cluster()
             name: str = self._client.get_node_from_key(call.key).name
-        except (redis.RedisError, OSError) as error:
+        except BROKEN as error:
             raise unreachable(error) from error
-        return name
+        return await self._exchange(name).submit(call)
+
+    def _exchange(self, name: str) -> Exchange:
+        exchange = self._exchanges.get(name)
+        if exchange is None:
+            lender = _FromNode(self._client, name)
+            exchange = Exchange(lender, self._timeout_s, self._elsewhere)
+            self._exchanges[name] = exchange
+        return exchange
 
     async def _know_the_cluster(self) -> None:
         async with asyncio.timeout(self._timeout_s):
             await self._client.initialize()
+
+    async def calls(self, calls: Sequence[Call]) -> list[Any]:
+        return await asyncio.gather(*map(self.call, calls))
 
     async def servers(self) -> list[Any]:
         await self._know_the_cluster()
         servers: list[Any] = self._client.get_primaries()
         return servers
 
-    async def _run_on(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        return await _in_time(self._timeout_s, self._answers_from(name, calls))
+    async def ask(self, server: Any, *command: Any) -> Any:
+        return await _in_time(self._timeout_s, server, *command)
 
-    async def _answers_from(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        node = self._client.get_node(node_name=name)
-        if node is None:
-            return await self._one_by_one(calls)
+    async def aclose(self) -> None:
+        for exchange in self._exchanges.values():
+            await exchange.aclose()
+
+    # --- servers that cannot answer ---------------------------------------------------------
+
+    def _elsewhere(self, unanswered: Sequence[Asked], error: Exception) -> None:
+        for asked in unanswered:
+            keep(asyncio.ensure_future(self._redirected(asked, str(error))))
+
+    async def _redirected(self, asked: Asked, redirection: str) -> None:
+        """Ask whoever knows now, in what is left of the caller's time."""
+        due = asked.since + self._timeout_s
         try:
-            replies = await _through(node, partial(_together, calls=calls))
-        except AuthenticationError:
+            async with asyncio.timeout_at(due):
+                reply = await self._reply_to(asked.call, redirection)
+        except asyncio.CancelledError:
+            asked.future.cancel()
             raise
-        except (redis.ConnectionError, hiredis.ProtocolError, OSError):
-            return await self._one_by_one(calls)
-        await self._follow(calls, replies)
-        return _told(calls, replies)
+        except TimeoutError:
+            asked.fail(unreachable(TimeoutError(f"no reply within {self._timeout_s:g} s")))
+        except BROKEN as error:
+            asked.fail(unreachable(error))
+        else:
+            asked.settle(reply)
 
-    async def _one_by_one(self, calls: Sequence[Call]) -> list[Any]:
-        return _told(calls, await asyncio.gather(*(self._rerouted(call) for call in calls)))
-
-    async def _follow(self, calls: Sequence[Call], replies: list[Any]) -> None:
-        """Ask again, where they are now, for the slots that have moved."""
-        moved = [i for i in _errors(replies) if str(replies[i]).startswith(_MOVED)]
-        again = (self._elsewhere(calls[i], str(replies[i])) for i in moved)
-        for index, reply in zip(moved, await asyncio.gather(*again), strict=True):
-            replies[index] = reply
-
-    async def _elsewhere(self, call: Call, redirection: str) -> Any:
+    async def _reply_to(self, call: Call, redirection: str) -> Any:
         # redis-py's async client may send ASKING and the command on two connections, and is then
         # redirected for ever: while a slot migrates we ask ourselves.
-        if redirection.startswith("ASK "):
-            node = self._client.get_node(node_name=redirection.split()[2])
-            if node is not None:
-                asking = [b"*1\r\n$6\r\nASKING\r\n", call.in_full()]
-                return (await _through(node, partial(_bulk, commands=asking)))[1]
-        return await self._rerouted(call)
-
-    async def _rerouted(self, call: Call) -> Any:
         try:
+            if redirection.startswith("ASK "):
+                node = self._client.get_node(node_name=redirection.split()[2])
+                if node is not None:
+                    return await _asking(node, call)
             return await self._client.execute_command(*call.words(), **RAW)
         except ResponseError as error:
             return error
 
 
-async def _through(
-    node: Any, exchange: Callable[[Any], Coroutine[Any, Any, list[Any]]]
-) -> list[Any]:
-    """An exchange over a connection to one server of the cluster."""
+async def _asking(node: Any, call: Call) -> Any:
     connection = node.acquire_connection()
     try:
         await connection.connect()
-        return await exchange(connection)
+        await connection.send_packed_command([b"*1\r\n$6\r\nASKING\r\n", call.in_full()])
+        await connection.read_response()
+        return await connection.read_response(disable_decoding=True)
     finally:
         node.release(connection)
+
+
+class _FromNode:
+    """Borrows from one server of a cluster client."""
+
+    keeps = True
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._node: Any = None
+
+    async def lend(self) -> Any:
+        self._node = self._client.get_node(node_name=self._name)
+        if self._node is None:
+            raise redis.ConnectionError(f"{self._name} is no longer part of the cluster")
+        connection = self._node.acquire_connection()
+        try:
+            await _make_ready(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            self._node.release(connection)
+            raise
+        return connection
+
+    async def take_back(self, connection: Any) -> None:
+        self._node.release(connection)

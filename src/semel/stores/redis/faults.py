@@ -1,0 +1,69 @@
+"""What went wrong, told so that somebody can do something about it.
+
+A refusal is an answer: nothing was changed. Silence and a broken connection are none: the call may
+have taken effect, and asking again is safe.
+"""
+
+from __future__ import annotations
+
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
+
+from semel.errors import StoreUnavailableError
+from semel.stores.redis.scripts import Call, corrupt
+
+_HINTS = {
+    "HELLO must be called": "give the password in the URL: redis://user:password@host",
+    "NOAUTH": "give the password in the URL: redis://user:password@host",
+    "WRONGPASS": "check the user and password in the URL",
+    "NOPERM": "let this user run EVALSHA, EVAL, TIME and the hash commands on semel:*",
+    "OOM": "Redis is out of memory: raise maxmemory; an evicting maxmemory-policy would forget "
+    "what has been done",
+    "LOADING": "Redis is loading its data after a restart: try again shortly",
+    "MISCONF": "Redis cannot write to its disk: look at its log",
+    "READONLY": "this server is a replica: connect to the master, or through redis+sentinel://",
+    "CLUSTERDOWN": "the cluster does not serve all slots: look at CLUSTER INFO",
+}
+
+
+# redis-py turns these codes into classes and drops them from the message.
+_CODES: dict[type[Exception], str] = {
+    AuthenticationError: "NOAUTH ",
+    BusyLoadingError: "LOADING ",
+    ClusterDownError: "CLUSTERDOWN ",
+    NoPermissionError: "NOPERM ",
+    OutOfMemoryError: "OOM ",
+    ReadOnlyError: "READONLY ",
+}
+
+
+def refused(call: Call, error: Exception) -> Exception:
+    """Redis answered with an error: the record is unreadable, or the server is."""
+    message = _CODES.get(type(error), "") + str(error)
+    if "WRONGTYPE" in message:
+        return corrupt(call.key, "it is not a hash")
+    if message.startswith("CORRUPT "):
+        return corrupt(call.key, message.removeprefix("CORRUPT "))
+    return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{_hint(message)}")
+
+
+def _hint(message: str) -> str:
+    return next((f". {hint}" for code, hint in _HINTS.items() if code in message), "")
+
+
+def unreachable(error: Exception) -> StoreUnavailableError:
+    """No answer: the call may have taken effect, unless no connection was opened for it."""
+    reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__).rstrip(".")
+    if hint := _hint(reason):
+        return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
+    doubt = "Whether it took effect is unknown; asking again is safe. "
+    return StoreUnavailableError(
+        f"Redis did not answer: {reason}. {'' if ' connecting to ' in reason else doubt}"
+        "Check that the server runs and can be reached from here"
+    )

@@ -1,0 +1,35 @@
+"""What is told of a refusal, and of no answer."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from semel.errors import CorruptRecordError, StoreUnavailableError
+from semel.stores.redis.faults import refused, unreachable
+from semel.stores.redis.scripts import CLAIM, call_of
+
+CALL = call_of(CLAIM, b"semel:default:{id}:ledger")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        ("WRONGTYPE Operation against a key", CorruptRecordError, "not a hash"),
+        ("CORRUPT it is odd", CorruptRecordError, "it is odd"),
+        ("OOM command not allowed", StoreUnavailableError, "raise maxmemory"),
+        ("NOPERM this user has no permissions", StoreUnavailableError, "let this user"),
+        ("ERR something new", StoreUnavailableError, "something new"),
+    ],
+)
+def test_a_refusal_says_what_to_do(error, kind, told):
+    refusal = refused(CALL, Exception(error))
+    assert type(refusal) is kind
+    assert told in str(refusal)
+
+
+def test_a_server_that_was_never_reached_leaves_no_doubt():
+    refused_us = redis.ConnectionError("Error 111 connecting to h:1. Connection refused.")
+    assert ".." not in str(unreachable(refused_us))
+    assert "unknown" not in str(unreachable(refused_us))
+    assert "unknown" in str(unreachable(redis.TimeoutError("Timeout reading from h:1")))
