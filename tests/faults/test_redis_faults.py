@@ -210,12 +210,13 @@ async def test_a_full_memory_changes_nothing(redis_url, opened, colour):
     assert replace(after, seen_at=before.seen_at) == before
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
 @colours
-async def test_a_missing_password_is_named(opened, colour):
+async def test_a_missing_password_is_named(opened, colour, protocol):
     server = servers.start_redis(None)
     try:
         servers.command(server.port, "CONFIG", "SET", "requirepass", "s3cret")
-        locked_out = ledger_of(opened(server.url), colour)
+        locked_out = ledger_of(opened(f"{server.url}?protocol={protocol}"), colour)
         with pytest.raises(StoreUnavailableError, match="password"):
             await ask(locked_out)
         let_in = ledger_of(opened(f"redis://:s3cret@{server.url.removeprefix('redis://')}"), colour)

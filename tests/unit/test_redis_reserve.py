@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from redis.auth.token import SimpleToken
 
 from semel.colour import SYNC, run
 from semel.errors import StoreUnavailableError
@@ -79,18 +80,20 @@ def test_there_are_never_more_connections_than_callers_at_once(store, admin):
 
 
 def test_a_connection_goes_back_to_the_pool_now_and_then(store, admin, monkeypatch):
-    """So that redis-py can log in again, or move away before maintenance."""
+    """So that redis-py can log in again with a fresh token, as here."""
+    admin.acl_setuser("fresh", enabled=True, passwords=["+token"], categories=["+@all"], keys=["*"])
     ask(store, "warm")
     pool = store._way._client().connection_pool
-    (connection,) = pool._in_use_connections
-    assert isinstance(ask(store, "one"), Won)
-    assert pool._in_use_connections == {connection}
-    connection.mark_for_reconnect()
-    before = others(admin)
-    monkeypatch.setattr(reserve, "KEPT_S", 0)
-    assert isinstance(ask(store, "two"), Won)
-    assert not connection.should_reconnect()
-    assert others(admin) - before, "it was opened again"
+    pool.re_auth_callback(SimpleToken("token", -1, 0, {"oid": "fresh"}))
+    users = lambda: {client["user"] for client in admin.client_list()}  # noqa: E731
+    try:
+        assert isinstance(ask(store, "one"), Won)
+        assert users() == {"default"}
+        monkeypatch.setattr(reserve, "KEPT_S", 0)
+        assert isinstance(ask(store, "two"), Won)
+        assert users() == {"default", "fresh"}
+    finally:
+        admin.acl_deluser("fresh")
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(store, admin):

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 import redis.asyncio
+from redis.auth.token import SimpleToken
 
 from semel.colour import ASYNC, SYNC, run
-from semel.errors import SettingsError
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
 from semel.stores.redis import RedisStore, ledger
 from semel.testing.contracts import ledger_of
@@ -176,21 +177,25 @@ async def test_a_line_that_is_not_used_gives_its_connection_back(redis_url, admi
         assert len(client.connection_pool._available_connections) == 1, "the same one both times"
 
 
-async def test_a_line_that_is_always_used_gives_its_connection_back_for_a_moment(redis_url):
-    """So that redis-py can log in again, or move away before maintenance."""
+async def test_a_line_that_is_always_used_logs_in_again_with_a_fresh_token(redis_url, admin):
+    """The connection goes back for a moment, and redis-py does what it has to."""
     async with redis.asyncio.Redis.from_url(redis_url, max_connections=100) as client:
         ledger = RedisStore(client, timeout_s=0.2).ledger(ASYNC)
         await ask(ledger)
-        (connection,) = client.connection_pool._in_use_connections
-        connection.mark_for_reconnect()
+        admin.acl_setuser("fresh", enabled=True, passwords=["+token"], categories=["+@all"],
+                          keys=["*"])  # fmt: skip
+        await client.connection_pool.re_auth_callback(SimpleToken("token", -1, 0, {"oid": "fresh"}))
         deadline = time.monotonic() + 10
 
         async def caller():
-            while connection.should_reconnect():
+            while all(other["user"] != "fresh" for other in admin.client_list()):
                 assert isinstance(await ask(ledger), Busy)
                 assert time.monotonic() < deadline
 
-        await asyncio.gather(*(caller() for _ in range(20)))
+        try:
+            await asyncio.gather(*(caller() for _ in range(20)))
+        finally:
+            admin.acl_deluser("fresh")
 
 
 @pytest.mark.parametrize(
@@ -338,9 +343,13 @@ async def test_a_listing_longer_than_memory_allows_is_complete(store, admin, col
 async def test_guarantees_are_read_from_the_live_server(store, admin, colour):
     ours = ledger_of(store, colour)
     assert (await ours.guarantees()).survives == {"process_crash", "power_loss"}
-    admin.config_set("appendfsync", "everysec")
+    admin.config_set("appendfsync", "no")
     try:
         assert (await ours.guarantees()).survives == {"process_crash"}
+        admin.config_set("appendfsync", "everysec")
+        found = await ours.guarantees()
+        assert found.survives == set()
+        assert found.why[0].startswith("process crash: appendfsync everysec")
         admin.config_set("maxmemory-policy", "allkeys-lru")
         admin.config_set("maxmemory", 1 << 30)
         found = await ours.guarantees()
@@ -366,6 +375,44 @@ async def test_a_server_that_refuses_config_promises_nothing(redis_url, admin, c
     finally:
         await store.aclose()
         admin.acl_deluser("plain")
+
+
+@colours
+async def test_replicas_and_their_master_are_told_apart(redis_sentinel, redis_sentinel_url, colour):
+    """Asked directly, without the sentinels, whose address alone would give it away."""
+    lines = {}
+    for server in (redis_sentinel.master, redis_sentinel.replica):
+        store = RedisStore(server.url)
+        found = await ledger_of(store, colour).guarantees()
+        lines[server.port] = found.why[-1]
+        assert "failover" not in found.survives
+        await store.aclose()
+    assert lines[redis_sentinel.master.port].startswith("failover: replication is asynchronous")
+    assert lines[redis_sentinel.replica.port].startswith("this server is a replica")
+
+
+@colours
+async def test_a_replica_refuses_a_claim_and_is_named(redis_sentinel, redis_sentinel_url, colour):
+    store = RedisStore(redis_sentinel.replica.url)
+    with pytest.raises(StoreUnavailableError, match="this server is a replica: connect to the"):
+        await ask(ledger_of(store, colour))
+    await store.aclose()
+
+
+@colours
+async def test_a_master_short_of_replicas_refuses_a_claim(redis_url, admin, colour):
+    """min-replicas-to-write makes Redis refuse instead of forgetting; what it keeps is the same."""
+    admin.config_set("min-replicas-to-write", 1)
+    store = RedisStore(redis_url)
+    try:
+        with pytest.raises(StoreUnavailableError, match="NOREPLICAS"):
+            await ask(ledger_of(store, colour))
+        assert (
+            (await ledger_of(store, colour).guarantees()).why[-1].startswith("failover: there is")
+        )
+    finally:
+        admin.config_set("min-replicas-to-write", 0)
+        await store.aclose()
 
 
 @colours

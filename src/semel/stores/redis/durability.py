@@ -2,7 +2,8 @@
 
 The strict reading: `process_crash` means that the server may be killed too; a claim it
 acknowledged must still be there when it is back. A snapshot taken now and then does not do that,
-so RDB alone promises nothing.
+so RDB alone promises nothing. What Redis has handed to the kernel outlives it, but with
+`appendfsync everysec` it acknowledges before that whenever the last fsync is still running.
 """
 
 from __future__ import annotations
@@ -31,6 +32,26 @@ class Standing:
     is_replica: bool = False
 
 
+ALWAYS = "appendonly with appendfsync always: on disk before it is acknowledged"
+LATER = (
+    "power loss: appendfsync no acknowledges what the system writes to disk when it likes; set "
+    "appendfsync always"
+)
+EVERY_SECOND = (
+    "process crash: appendfsync everysec acknowledges up to two seconds before it writes, whenever "
+    "the disk is slow; power loss: a second or two before it is on disk in any case; set "
+    "appendfsync always"
+)
+
+# By appendfsync. The log is written before the reply goes out, except that everysec puts the write
+# off while an fsync runs: flushAppendOnlyFile in https://github.com/redis/redis/blob/7.0/src/aof.c
+_KEPT_BY_LOG: dict[str, tuple[frozenset[Survives], str]] = {
+    "always": (frozenset(("process_crash", "power_loss")), ALWAYS),
+    "no": (frozenset(("process_crash",)), LATER),
+    "everysec": (frozenset(), EVERY_SECOND),
+}
+
+
 def guarantees_of(store: str, servers: Sequence[Standing], *, can_fail_over: bool) -> Guarantees:
     """What all the servers promise together: the least that any of them does."""
     promises = [_promised(server) for server in servers]
@@ -43,30 +64,22 @@ def guarantees_of(store: str, servers: Sequence[Standing], *, can_fail_over: boo
 
 
 def _promised(server: Standing) -> tuple[frozenset[Survives], list[str]]:
-    kept, lines = _kept_on_disk(server)
-    if server.maxmemory and server.policy != "noeviction":
-        lines.insert(
-            0,
-            f"eviction: maxmemory-policy {server.policy} forgets records when memory is short, "
-            "which voids every promise; set maxmemory-policy noeviction",
-        )
-        kept = frozenset()
-    return kept, lines
-
-
-def _kept_on_disk(server: Standing) -> tuple[frozenset[Survives], list[str]]:
-    if server.appendonly is None:
-        return frozenset(), ["the server refuses CONFIG GET: its settings cannot be checked"]
-    if not server.appendonly:
-        return frozenset(), [_without_log(server)]
-    if server.appendfsync == "always":
-        both: frozenset[Survives] = frozenset(("process_crash", "power_loss"))
-        return both, ["appendonly with appendfsync always: on disk before it is acknowledged"]
-    line = (
-        f"power loss: appendfsync {server.appendfsync} acknowledges before the disk has it (a "
-        "second or two; with `no`, as long as the system likes); set appendfsync always"
+    kept, line = _kept_on_disk(server)
+    if not server.maxmemory or server.policy == "noeviction":
+        return kept, [line]
+    eviction = (
+        f"eviction: maxmemory-policy {server.policy} forgets records when memory is short, "
+        "which voids every promise; set maxmemory-policy noeviction"
     )
-    return frozenset(("process_crash",)), [line]
+    return frozenset(), [eviction, line]
+
+
+def _kept_on_disk(server: Standing) -> tuple[frozenset[Survives], str]:
+    if server.appendonly is None:
+        return frozenset(), "the server refuses CONFIG GET: its settings cannot be checked"
+    if not server.appendonly:
+        return frozenset(), _without_log(server)
+    return _KEPT_BY_LOG.get(server.appendfsync, _KEPT_BY_LOG["everysec"])
 
 
 def _without_log(server: Standing) -> str:

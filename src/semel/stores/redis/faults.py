@@ -20,6 +20,7 @@ from semel.stores.redis.scripts import Call, corrupt
 
 _HINTS = {
     "HELLO must be called": "give the password in the URL: redis://user:password@host",
+    "unauthenticated": "give the password in the URL: redis://user:password@host",
     "NOAUTH": "give the password in the URL: redis://user:password@host",
     "WRONGPASS": "check the user and password in the URL",
     "NOPERM": "let this user run EVALSHA, EVAL, TIME and the hash commands on semel:*",
