@@ -203,7 +203,8 @@ class Twins:
         record = run(self.ledgers[i].look(self.KEY.id))
         if record is None:
             return None
-        times = {"created_at", "started_at", "lease_until", "fence", "completed_at", "expires_at"}
+        times = {"created_at", "started_at", "lease_until", "completed_at", "expires_at"}
+        times |= {"fence", "seen_at"}
         told = {f.name: getattr(record, f.name) for f in fields(record) if f.name not in times}
         told["past"] = [(p.number, p.attempt, p.ending) for p in record.past]
         ends = record.completed_at is None, record.expires_at is None

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 
-import psycopg
 import pymysql
 import pytest
 import sqlalchemy as sa
@@ -138,8 +137,9 @@ def test_a_restarted_server_is_found_again_without_an_error(server):
 
 # --- replies are lost ---------------------------------------------------------------------------
 
-CLAIMS = b"INSERT INTO idempotency"
-COMPLETES = b"COMPLETED"
+# A prepared statement is not sent again, what it is given is: the key, and the outcome.
+CLAIMS = b"order-1"
+COMPLETES = b"paid"
 
 
 @pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
@@ -257,8 +257,8 @@ async def test_an_orphan_is_taken_over_by_one_of_many(url):
         await store.aclose()
 
 
-async def test_a_deadlock_storm_changes_no_answer(mariadb_url):
-    """Somebody else locks our rows in every order; what deadlocks is tried again."""
+async def test_a_storm_of_locks_changes_no_answer(mariadb_url):
+    """Somebody else locks our rows in every order."""
     init(mariadb_url)
     store = SQLStore(mariadb_url)
     ledger = store.ledger(ASYNC)
@@ -280,7 +280,6 @@ async def test_a_deadlock_storm_changes_no_answer(mariadb_url):
         over.set()
         for thread in storm:
             thread.join()
-    assert _deadlocks(mariadb_url) > 0
     assert {(await ledger.look(key.id)).number for key in keys} == {16}
     await store.aclose()
 
@@ -307,6 +306,42 @@ def _lock_rows(url, keys, seed, over):
             except pymysql.err.OperationalError:
                 pass
             connection.rollback()
+
+
+INSERT_ROW = (
+    "INSERT INTO idempotency (id, idempotency_key, tenant_id, operation, request_hash, state, "
+    "attempt, fence, number, hold, created_at, started_at, lease_until) VALUES (%s, '', '', '', '',"
+    " 'PENDING', '', 1, 1, 0, UTC_TIMESTAMP(), UTC_TIMESTAMP(), UTC_TIMESTAMP())"
+)
+
+
+async def test_what_deadlocks_is_tried_again(mariadb_url):
+    """Our batch has inserted the lower id and waits for the higher; somebody else does the reverse.
+
+    The database ends the transaction that has done less, which is ours.
+    """
+    init(mariadb_url)
+    store = SQLStore(mariadb_url)
+    low, high = sorted((make_key("a"), make_key("b")), key=lambda key: key.id)
+    with _connect(mariadb_url) as other, other.cursor() as cursor:
+        for n in range(100):
+            cursor.execute(INSERT_ROW, (n.to_bytes(32, "big"),))
+        cursor.execute(INSERT_ROW, (high.id,))
+        before = _deadlocks(mariadb_url)
+        asked = asyncio.gather(*(ask(store.ledger(ASYNC), key) for key in (low, high)))
+        while not await asyncio.to_thread(_waits, mariadb_url):
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(cursor.execute, INSERT_ROW, (low.id,))
+        assert _deadlocks(mariadb_url) > before
+        other.rollback()
+        assert all(isinstance(answer, Won) for answer in await asked)
+    await store.aclose()
+
+
+def _waits(url):
+    with _connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM information_schema.innodb_lock_waits")
+        return cursor.fetchone()[0] > 0
 
 
 def _deadlocks(url):
@@ -440,33 +475,77 @@ def test_bound_a_duplicate_of_an_uncommitted_completion_is_busy_at_once(sync_sto
     assert run(ask(own)) == Done(VALUE, won.claim.fence)
 
 
-def test_bound_a_heartbeat_does_not_wait_for_an_uncommitted_completion(postgres_url):
-    init(postgres_url)
-    store = SQLStore(postgres_url)
+@pytest.fixture
+def open_session(server):
+    """A transaction of somebody's, left open until the test is over."""
+    engine = sa.create_engine(with_driver(parse(server[1]), "sync"))
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+def complete_in(session, store, claim):
+    """The row stays locked until the session ends."""
+    assert run(store.bind(session).ledger(SYNC).complete(claim, VALUE)) == Kept()
+
+
+BRIEF = Terms(lease_s=0.001, ttl_s=600)
+
+
+def test_bound_a_heartbeat_does_not_wait_for_an_uncommitted_completion(server, open_session):
+    store = SQLStore(server[1])
     own = store.ledger(SYNC)
-    with psycopg.connect(postgres_url) as session:
-        won = run(ask(own))
-        session.execute("UPDATE idempotency SET error = NULL")
-        with pytest.raises(StoreUnavailableError, match="locked by another transaction"):
-            run(own.renew(won.claim))
-        session.rollback()
+    won = run(ask(own))
+    complete_in(open_session, store, won.claim)
+    with pytest.raises(StoreUnavailableError, match="locked by another transaction"):
+        run(own.renew(won.claim))
+    open_session.rollback()
     assert run(own.renew(won.claim)) == Kept()
     store.close()
 
 
-def test_bound_an_orphan_that_is_being_completed_is_busy(postgres_url):
-    init(postgres_url)
-    store = SQLStore(postgres_url)
+def test_bound_an_orphan_that_is_being_completed_is_busy(server, open_session):
+    store = SQLStore(server[1])
     own = store.ledger(SYNC)
-    engine = sa.create_engine(with_driver(parse(postgres_url), "sync"))
-    with Session(engine) as session:
-        won = run(ask(own, terms=Terms(lease_s=0.001, ttl_s=600)))
-        run(store.bind(session).ledger(SYNC).complete(won.claim, VALUE))
-        assert isinstance(run(ask(own)), Busy)
-        session.commit()
+    won = run(ask(own, terms=BRIEF))
+    complete_in(open_session, store, won.claim)
+    assert isinstance(run(ask(own)), Busy)
+    open_session.commit()
     assert run(ask(own)) == Done(VALUE, won.claim.fence)
-    engine.dispose()
     store.close()
+
+
+async def test_bound_a_locked_row_keeps_nobody_else_of_its_batch_waiting(server, open_session):
+    """Claims to be taken over, releases, renewals: the locked one is told, the others pass."""
+    store = SQLStore(server[1])
+    ledger = store.ledger(ASYNC)
+    keys = [make_key(f"k{i}") for i in range(6)]
+    orphans = [await ask(ledger, key, terms=BRIEF) for key in keys]
+    await asyncio.to_thread(complete_in, open_session, store, orphans[2].claim)
+    answers = await asyncio.gather(*(ask(ledger, key) for key in keys))
+    assert [isinstance(answer, Busy) for answer in answers] == [i == 2 for i in range(6)]
+    claims = [orphans[2].claim if isinstance(a, Busy) else a.claim for a in answers]
+    for verb in (ledger.renew, ledger.release):
+        verdicts = await asyncio.gather(*map(verb, claims), return_exceptions=True)
+        assert [verdict == Kept() for verdict in verdicts] == [i != 2 for i in range(6)], verdicts
+        assert "locked by another transaction" in str(verdicts[2])
+    await asyncio.to_thread(open_session.rollback)
+    assert await ledger.renew(claims[2]) == Kept()
+    await store.aclose()
+
+
+async def test_bound_a_locked_row_keeps_no_other_completion_waiting(server, open_session):
+    store = SQLStore(server[1])
+    ledger = store.ledger(ASYNC)
+    keys = [make_key(f"k{i}") for i in range(6)]
+    won = await asyncio.gather(*(ask(ledger, key) for key in keys))
+    await asyncio.to_thread(complete_in, open_session, store, won[2].claim)
+    verdicts = await asyncio.gather(
+        *(ledger.complete(w.claim, VALUE) for w in won), return_exceptions=True
+    )
+    assert [verdict == Kept() for verdict in verdicts] == [i != 2 for i in range(6)], verdicts
+    assert "locked by another transaction" in str(verdicts[2])
+    await store.aclose()
 
 
 def test_bound_a_process_killed_before_commit_leaves_only_a_lease(url, engine):

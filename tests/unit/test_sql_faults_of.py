@@ -42,7 +42,7 @@ def sqlite_coded(code):
     [
         (psycopg.errors.DeadlockDetected(), Fault.AGAIN),
         (psycopg.errors.SerializationFailure(), Fault.AGAIN),
-        (psycopg.errors.LockNotAvailable(), Fault.AGAIN),
+        (psycopg.errors.LockNotAvailable(), Fault.LOCKED),
         (psycopg.errors.UniqueViolation(), Fault.TAKEN),
         (psycopg.errors.UndefinedTable(), Fault.NO_TABLE),
         (psycopg.errors.UndefinedColumn(), Fault.NO_COLUMN),
@@ -52,7 +52,7 @@ def sqlite_coded(code):
         (psycopg.errors.DiskFull(), Fault.OTHER),
         (psycopg.OperationalError("connection refused"), Fault.OTHER),
         (pymysql.err.OperationalError(1213, "Deadlock found"), Fault.AGAIN),
-        (pymysql.err.OperationalError(1205, "Lock wait timeout"), Fault.AGAIN),
+        (pymysql.err.OperationalError(1205, "Lock wait timeout"), Fault.LOCKED),
         (pymysql.err.IntegrityError(1062, "Duplicate entry", sqlstate="23000"), Fault.TAKEN),
         (pymysql.err.ProgrammingError(1146, "no such table"), Fault.NO_TABLE),
         (pymysql.err.OperationalError(1054, "Unknown column"), Fault.NO_COLUMN),

@@ -34,11 +34,12 @@ from semel.ports import StoreLedger
 from semel.stores.sql import lines
 from semel.stores.sql.bound import BoundStore, Session
 from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.faults import NoTableError
 from semel.stores.sql.ledger import AsyncLedger, SyncLedger
 from semel.stores.sql.lines import AsyncLines, SyncLines
 from semel.stores.sql.schema import Report, check, ddl, init, upgrade
 
-__all__ = ["BoundStore", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
+__all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
 
 
 class SQLStore:
@@ -56,6 +57,7 @@ class SQLStore:
         self._async: AsyncLedger | None = None
         self._engine: sa.Engine | None = None
         self._async_engine: AsyncEngine | None = None
+        self._lines: SyncLines | None = None
         self._given = not isinstance(engine_or_url, str)
         if isinstance(engine_or_url, str):
             self._url = lines.parse(engine_or_url)
@@ -101,7 +103,8 @@ class SQLStore:
             raise _wrong_colour("an AsyncEngine", "async", "create_engine(...)")
         if self._engine is None:
             self._engine = lines.open_engine(self._url)
-        return SyncLedger(SyncLines(self._engine, own=not self._given), create=self._create)
+        self._lines = SyncLines(self._engine, own=not self._given)
+        return SyncLedger(self._lines, create=self._create)
 
     def _open_async(self) -> AsyncLedger:
         if self._given and self._async_engine is None:
@@ -115,8 +118,8 @@ class SQLStore:
         return AsyncLines(lines.open_async_engine(self._url), own=True)
 
     def close(self) -> None:
-        if self._engine is not None and not self._given:
-            self._engine.dispose()
+        if self._lines is not None:
+            self._lines.close()
 
     async def aclose(self) -> None:
         if self._async is not None:
@@ -131,9 +134,8 @@ class SQLStore:
         self._lock = threading.Lock()
         if self._async is not None:
             _inherited.extend(self._async.forked())
-        if self._engine is not None and not self._given:
-            _inherited.append(self._engine.pool)
-            self._engine.dispose(close=False)
+        if self._lines is not None:
+            _inherited.append(self._lines.forked())
 
 
 def _wrong_colour(given: str, colour: str, instead: str) -> SettingsError:

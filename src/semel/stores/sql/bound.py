@@ -7,7 +7,8 @@ and learn that it is busy without waiting for the session.
 
 A claim that is no longer current must not let its business rows through: the session is rolled
 back before the answer is `Lost`, and before a claim is given up. That also frees SQLite's only
-write lock, behind which the `release` would wait in vain.
+write lock, behind which the `release` would wait in vain. A transaction in which the outcome could
+not be written is dead: it is rolled back, the claim is released, and nothing has happened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from semel.errors import SettingsError, StoreUnavailableError
 from semel.ports import StoreLedger
 from semel.stores import rules
 from semel.stores.rules import Completing
-from semel.stores.sql import fenced, generic
+from semel.stores.sql import fenced, generic, limits
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
@@ -90,22 +91,40 @@ class BoundLedger:
     async def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
     ) -> Answer:
-        await self._link()  # a session that cannot carry the outcome is refused before it begins
+        try:
+            await self._link()  # a session that cannot carry the outcome is refused at once
+        except exc.SQLAlchemyError as error:
+            raise StoreUnavailableError(
+                f"the session cannot carry the outcome of key {key.text!r}: {_said(error)}; "
+                "nothing has happened: roll it back, or open another, and call again",
+                again=False,
+            ) from error
         return await self._ledger.claim(key, attempt=attempt, fingerprint=fingerprint, terms=terms)
 
     async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
-        op = Completing(claim, outcome)
+        op = limits.fitting(Completing(claim, outcome), await self._ledger.run(limits.packet))
         try:
             link = await self._link()
             if await fenced.complete(link, op) or await _repeated(link, op):
                 return Kept()
         except exc.SQLAlchemyError as error:
-            raise StoreUnavailableError(
-                f"the outcome of key {claim.key.text!r} could not be written in the session's "
-                f"transaction: {getattr(error, 'orig', None) or error}; roll it back and try again"
-            ) from error
+            raise await self._dead(claim, error) from error
         await self._roll_back()
         return await self._ledger.run(lambda own: _refusal(own, op))
+
+    async def _dead(self, claim: Claim, error: exc.SQLAlchemyError) -> StoreUnavailableError:
+        """End the transaction for everybody: what it cannot record must not be committed."""
+        await self._undo()
+        why = f"its outcome could not be written in the session's transaction: {_said(error)}"
+        try:
+            await self._ledger.release(claim, error=why)
+        except StoreUnavailableError as unreleased:  # then its lease has to run out
+            log.warning("semel: %r could not be released: %s", claim.key.text, unreleased)
+        return StoreUnavailableError(
+            f"{claim.key.text!r}: {why}. That transaction is dead and nothing of it has happened: "
+            "roll it back and call again",
+            again=False,
+        )
 
     async def release(self, claim: Claim, *, error: str | None = None) -> Verdict:
         await self._undo()
@@ -141,6 +160,11 @@ class BoundLedger:
         rolled_back = self._session.rollback()
         if rolled_back is not None:
             await rolled_back
+
+
+def _said(error: exc.SQLAlchemyError) -> object:
+    """What the driver said, without SQLAlchemy's statement and values."""
+    return getattr(error, "orig", None) or error
 
 
 def _refuse_autocommit(connection: Any) -> None:

@@ -32,11 +32,16 @@ class Dialect:
     later: ClassVar[str]
     json: ClassVar[str] = "?"
     begin: ClassVar[str] = "BEGIN"
+    locks_rows: ClassVar[bool] = False
+    """Must a row be locked before it is written, so as not to wait for somebody who has it?"""
+    at_once: ClassVar[str] = ""
+    """Before an UPDATE that is not to wait for a lock."""
     response: ClassVar[str] = "response"
     """How to read the JSON column as the text that was written."""
 
     def __init__(self, paramstyle: str) -> None:
         self.paramstyle = paramstyle
+        self.packet: int | None = None
         # Statements over many rows differ by their number; the sizes in use are few.
         self.say = lru_cache(maxsize=256)(self._say)
 
@@ -88,12 +93,15 @@ class Postgres(Dialect):
 
 
 class MySQL(Dialect):
-    """MariaDB and MySQL. Timestamps are UTC in columns without a zone."""
+    """MariaDB from 10.6 on, MySQL from 8.0. Timestamps are UTC in columns without a zone."""
 
     name = "mysql"
     clock = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND"
     begin = "START TRANSACTION"
+    locks_rows = True
+    # A comment to MySQL, which waits for as long as its session says.
+    at_once = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ "
 
     def stamp(self, us: int) -> datetime:
         return (EPOCH + timedelta(microseconds=min(us, LAST_US))).replace(tzinfo=None)

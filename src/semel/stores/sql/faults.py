@@ -30,11 +30,14 @@ class Fault(enum.Enum):
     """What to do about it."""
 
     AGAIN = "passing trouble: the statement had no effect, try again"
+    LOCKED = "somebody's transaction has the row: the statement had no effect, try again"
     GONE = "the connection is gone: connect anew and repeat"
     TAKEN = "somebody else inserted the row first"
     NO_TABLE = "there is no such table"
     NO_COLUMN = "the table is there and not ours"
     NO_DATABASE = "there is no such database"
+    NO_ENTRY = "the server knows this user, or this password, not"
+    NO_RIGHT = "the user may not do this to the table"
     OTHER = "the store cannot answer"
 
 
@@ -42,11 +45,16 @@ class Fault(enum.Enum):
 SQLSTATES = {
     "40001": Fault.AGAIN,  # serialization_failure
     "40P01": Fault.AGAIN,  # deadlock_detected
-    "55P03": Fault.AGAIN,  # lock_not_available
+    "55P03": Fault.LOCKED,  # lock_not_available
+    "26000": Fault.AGAIN,  # invalid_sql_statement_name: a pooler gave us another server process
+    "0A000": Fault.GONE,  # feature_not_supported: the table was changed under a prepared statement
     "23505": Fault.TAKEN,  # unique_violation
     "42P01": Fault.NO_TABLE,  # undefined_table
     "42703": Fault.NO_COLUMN,  # undefined_column
     "3D000": Fault.NO_DATABASE,  # invalid_catalog_name
+    "28000": Fault.NO_ENTRY,  # invalid_authorization_specification
+    "28P01": Fault.NO_ENTRY,  # invalid_password
+    "42501": Fault.NO_RIGHT,  # insufficient_privilege
     "57P01": Fault.GONE,  # admin_shutdown
     "57P02": Fault.GONE,  # crash_shutdown
     "25006": Fault.GONE,  # read_only_sql_transaction: this was the primary before a failover
@@ -54,14 +62,20 @@ SQLSTATES = {
 
 # https://mariadb.com/kb/en/mariadb-error-codes/
 MYSQL_CODES = {
-    1205: Fault.AGAIN,  # lock wait timeout
+    1205: Fault.LOCKED,  # lock wait timeout
     1213: Fault.AGAIN,  # deadlock
     1020: Fault.AGAIN,  # record has changed since last read, innodb_snapshot_isolation
-    3572: Fault.AGAIN,  # NOWAIT is set
+    3572: Fault.LOCKED,  # NOWAIT is set
     1062: Fault.TAKEN,  # duplicate entry
     1146: Fault.NO_TABLE,
     1054: Fault.NO_COLUMN,  # unknown column
     1049: Fault.NO_DATABASE,  # unknown database
+    1044: Fault.NO_ENTRY,  # access denied for user to database
+    1045: Fault.NO_ENTRY,  # access denied for user, using password
+    1130: Fault.NO_ENTRY,  # host is not allowed to connect
+    1698: Fault.NO_ENTRY,  # access denied for user, by an authentication plugin
+    1142: Fault.NO_RIGHT,  # command denied to user for table
+    1143: Fault.NO_RIGHT,  # command denied to user for column
     1053: Fault.GONE,  # server shutdown in progress
     1290: Fault.GONE,  # --read-only: this was the primary before a failover
     1836: Fault.GONE,  # running in read-only mode
@@ -104,13 +118,24 @@ def fault_of(error: BaseException) -> Fault:
     if error.args and isinstance(error.args[0], int):
         return MYSQL_CODES.get(error.args[0], Fault.OTHER)
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if sqlstate is None and _NO_DATABASE.search(str(error)):
-        return Fault.NO_DATABASE
+    if sqlstate is None:
+        return _refused_fault(str(error))
     return SQLSTATES.get(str(sqlstate), Fault.OTHER)
 
 
-# psycopg has no SQLSTATE for a connection that was refused, only the server's sentence.
-_NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
+# psycopg has no SQLSTATE for a connection that was refused, only the server's sentence, or libpq's.
+REFUSALS = (
+    (re.compile(r'FATAL:\s+database ".*" does not exist'), Fault.NO_DATABASE),
+    (re.compile(r'FATAL:\s+role ".*" does not exist'), Fault.NO_ENTRY),
+    (re.compile(r"FATAL:\s+.*authentication failed"), Fault.NO_ENTRY),
+    (re.compile(r"FATAL:\s+no pg_hba.conf entry"), Fault.NO_ENTRY),
+    (re.compile(r"no password supplied"), Fault.NO_ENTRY),
+    (re.compile(r"FATAL:\s+permission denied for database"), Fault.NO_ENTRY),
+)
+
+
+def _refused_fault(said: str) -> Fault:
+    return next((fault for sentence, fault in REFUSALS if sentence.search(said)), Fault.OTHER)
 
 
 def _sqlite_fault(error: Any) -> Fault:
@@ -161,6 +186,21 @@ def unavailable(where: str, error: BaseException) -> SemelError:
             return SettingsError(
                 f"there is no database at {where}; make it with CREATE DATABASE, or check its "
                 "name in the URL"
+            )
+        case Fault.NO_ENTRY:
+            return StoreUnavailableError(
+                f"{where} let us not in: {said}; check user and password in the URL, and that this "
+                "user may connect from here to this database"
+            )
+        case Fault.NO_RIGHT:
+            return StoreUnavailableError(
+                f"the user may not use the table idempotency in {where}: {said}; "
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency to that user"
+            )
+        case Fault.LOCKED:
+            return StoreUnavailableError(
+                f"a row of {where} is locked by another transaction: {said}; "
+                "commit or roll back what holds it"
             )
     return StoreUnavailableError(
         f"{where} did not answer: {said}; check that the server is up and takes connections"

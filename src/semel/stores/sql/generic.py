@@ -6,7 +6,9 @@ unchanged). Whoever finds it changed reads again. So nobody waits for a row lock
 something is running or done, and a replay writes nothing.
 
 A batch is the same with many rows: one read, the rules in order over the rows in memory, one
-transaction of writes in the order of the ids, all or nothing.
+transaction of writes in the order of the ids, all or nothing. A row that somebody's transaction
+has locked (a bound `complete` that is not committed) is left out, and only who asked for it has to
+ask again.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ async def insert(link: Link, rows: Sequence[Row]) -> bool:
 async def update(link: Link, before: Row, after: Row) -> bool:
     """Write the row if it is still as it was."""
     params = [*values_of(after, link.dialect)[1:], *unchanged(before, link)]
-    return await link.change(UPDATE, params) == 1
+    return await link.change(link.dialect.at_once + UPDATE, params) == 1
 
 
 async def delete(link: Link, row: Row) -> bool:
@@ -129,28 +131,51 @@ class Race(Exception):  # noqa: N818 - says what happened, and never leaves this
     """A row was not as it was read."""
 
 
-async def write(link: Link, before: dict[bytes, Row], after: dict[bytes, Row]) -> bool:
-    """Write all changed rows, or none of them."""
+async def lock(link: Link, ids: Sequence[bytes]) -> set[bytes]:
+    """Lock these rows, inside a transaction; without those that are gone or locked by others."""
+    if not link.dialect.locks_rows:
+        return set(ids)
+    marks = ", ".join("?" * len(ids))
+    # By the index even where the table is small: a scan would lock what nobody asked for.
+    statement = (
+        "SELECT id FROM idempotency FORCE INDEX (PRIMARY) "  # noqa: S608
+        f"WHERE id IN ({marks}) FOR UPDATE SKIP LOCKED"
+    )
+    return {bytes(id) for (id,) in await link.fetch(statement, sorted(ids))}
+
+
+async def write(link: Link, before: dict[bytes, Row], after: dict[bytes, Row]) -> set[bytes] | None:
+    """Write all changed rows but those that are locked, which are returned; None: a lost race."""
     new = [after[id] for id in sorted(after) if id not in before]
     old = [(before[id], after[id]) for id in sorted(after) if id in before]
     if not old:
-        return not new or await insert(link, new)
+        return set() if not new or await insert(link, new) else None
     if not new and len(old) == 1:
-        return await update(link, *old[0])
+        return await _write_one(link, *old[0])
     try:
         async with transaction(link):
-            await _write_all(link, new, old)
+            return await _write_all(link, new, old)
     except Race:
-        return False
-    return True
+        return None
 
 
-async def _write_all(link: Link, new: Sequence[Row], old: Sequence[tuple[Row, Row]]) -> None:
+async def _write_one(link: Link, before: Row, after: Row) -> set[bytes] | None:
+    try:
+        return set() if await update(link, before, after) else None
+    except Exception as error:
+        if fault_of(error) is Fault.LOCKED:
+            return {before.key.id}
+        raise
+
+
+async def _write_all(link: Link, new: Sequence[Row], old: Sequence[tuple[Row, Row]]) -> set[bytes]:
     if new and not await insert(link, new):
         raise Race
+    free = await lock(link, [before.key.id for before, _ in old])
     for before, after in old:
-        if not await update(link, before, after):
+        if before.key.id in free and not await update(link, before, after):
             raise Race
+    return {before.key.id for before, _ in old} - free
 
 
 # --- operations ---------------------------------------------------------------------------------
@@ -163,8 +188,12 @@ async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
         now_us, found = await read(link, ids)
         answers, after = decide(ops, found, now_us)
         before = {id: row for id, row in found.items() if isinstance(row, Row)}
-        if await write(link, before, after):
-            return answers
+        locked = await write(link, before, after)
+        if locked is not None:
+            return [
+                AGAIN if key_of(op).id in locked else answer
+                for op, answer in zip(ops, answers, strict=True)
+            ]
     return [AGAIN] * len(ops)
 
 

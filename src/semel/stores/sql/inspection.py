@@ -123,31 +123,17 @@ async def forget(link: Link, id: bytes, force: bool) -> bool:
 # --- sweeping -----------------------------------------------------------------------------------
 
 EXPIRED = "SELECT id FROM idempotency WHERE expires_at <= {now} ORDER BY expires_at LIMIT ?"
-VANISHED = (
-    "UPDATE idempotency SET state = 'UNKNOWN' "
-    "WHERE expires_at IS NULL AND hold AND state = 'PENDING' AND lease_until <= {now}"
-)
 POSTGRES_SWEEP = """
 DELETE FROM idempotency WHERE id IN (
     SELECT id FROM idempotency WHERE expires_at <= {now}
     ORDER BY expires_at LIMIT ? FOR UPDATE SKIP LOCKED
 )
 """
-POSTGRES_VANISHED = """
-UPDATE idempotency SET state = 'UNKNOWN' WHERE id IN (
-    SELECT id FROM idempotency WHERE hold AND state = 'PENDING' AND lease_until <= {now}
-    ORDER BY lease_until LIMIT ? FOR UPDATE SKIP LOCKED
-)
-"""
 
 
 async def sweep(link: Link, limit: int) -> int:
-    """Write down who vanished, then delete what expired, a chunk at a time."""
+    """Delete what expired, a chunk at a time."""
     is_postgres = link.dialect.name == "postgresql"
-    if is_postgres:
-        await link.change(POSTGRES_VANISHED, (SWEEP_CHUNK,))
-    else:
-        await link.change(VANISHED, link.dialect.now_param())
     swept = 0
     while swept < limit:
         size = min(SWEEP_CHUNK, limit - swept)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,8 +12,8 @@ from semel.colour import ASYNC, SYNC, Colour
 from semel.errors import StoreUnavailableError
 from semel.stores import rules
 from semel.stores.batch import Batcher
-from semel.stores.rules import Claiming, Completing, Noting, Operation
-from semel.stores.sql import fenced, generic, inspection, postgres, schema
+from semel.stores.rules import Claiming, Completing, Operation
+from semel.stores.sql import fenced, generic, inspection, limits, postgres, schema
 from semel.stores.sql.faults import NoTableError, pause_s
 from semel.stores.sql.generic import AGAIN
 from semel.stores.sql.lines import AsyncLines, Lines, SyncLines, Work, carry
@@ -29,15 +31,37 @@ ASKS = 10
 # likely the one that completes it.
 LOCKED_S = 0.1
 
-# The bytes of one batch: a quarter of MariaDB's default max_allowed_packet, because escaping may
-# double them.
-BATCH_BYTES = 4 * 1024 * 1024
-
 
 async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     """The answers of this link's database, in order."""
-    if link.dialect.name == "postgresql":
-        return await postgres.perform(link, ops)
+    most = await limits.packet(link)
+    if most is not None:
+        return await _perform_within(link, ops, most)
+    return await _perform_pieces(link, ops, most)
+
+
+async def _perform_within(link: Link, ops: Sequence[Operation], most: int) -> list[Any]:
+    """The same where a statement must not be larger than `most`."""
+    answers: list[Any] = [limits.refusal(op, most) for op in ops]
+    sent = [i for i, refused in enumerate(answers) if refused is None]
+    fit = [ops[i] for i in sent]
+    fit = [limits.fitting(op, most) if isinstance(op, Completing) else op for op in fit]
+    for i, answer in zip(sent, await _perform_pieces(link, fit, most), strict=True):
+        answers[i] = answer
+    return answers
+
+
+async def _perform_pieces(link: Link, ops: Sequence[Operation], most: int | None) -> list[Any]:
+    work = postgres.perform if link.dialect.name == "postgresql" else _perform_generic
+    if len(ops) == 1:
+        return await work(link, ops)
+    answers: list[Any] = []
+    for piece in limits.chunks(ops, most):
+        answers += await work(link, piece)
+    return answers
+
+
+async def _perform_generic(link: Link, ops: Sequence[Operation]) -> list[Any]:
     answers: dict[int, Any] = {}
     for group in _groups(ops):
         chosen: list[Any] = [ops[i] for i in group]
@@ -54,25 +78,6 @@ def _groups(ops: Sequence[Operation]) -> list[list[int]]:
     for i, op in enumerate(ops):
         groups.setdefault(type(op) if fenced.is_fenced(op) else None, []).append(i)
     return list(groups.values())
-
-
-def _weight(op: Operation) -> int:
-    if isinstance(op, Completing):
-        return len(op.outcome.data)
-    return len(op.data) if isinstance(op, Noting) else 0
-
-
-def chunks(ops: Sequence[Operation]) -> list[list[Operation]]:
-    """The operations in pieces that fit into one statement."""
-    pieces: list[list[Operation]] = [[]]
-    size = 0
-    for op in ops:
-        size += _weight(op)
-        if size > BATCH_BYTES and pieces[-1]:
-            pieces.append([])
-            size = _weight(op)
-        pieces[-1].append(op)
-    return pieces
 
 
 class SQLLedger(Verbs):
@@ -104,11 +109,15 @@ class SQLLedger(Verbs):
         return await carry(lines, work, self.colour)
 
     async def perform(self, op: Operation) -> Any:
+        answer = await self.submit(op)
+        return await self._ask_again(op) if answer is AGAIN else answer
+
+    async def _ask_again(self, op: Operation) -> Any:
         for turn in range(ASKS):
+            await self.colour.sleep(0 if turn == 0 else pause_s(turn))
             answer = await self.submit(op)
             if answer is not AGAIN:
                 return answer
-            await self.colour.sleep(0 if turn == 0 else pause_s(turn))
         if isinstance(op, Claiming):
             return Busy(LOCKED_S)
         raise StoreUnavailableError(
@@ -176,32 +185,41 @@ class AsyncLedger(SQLLedger):
         super().__init__(create=create)
         self._open_lines = open_lines
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
+        self._moving = threading.Lock()
 
-    async def home(self) -> Home:
+    def home(self) -> Home:
         loop = asyncio.get_running_loop()
-        if loop not in self._homes:
+        home = self._homes.get(loop)
+        if home is None:
             self._leave_closed()
-            self._homes[loop] = await Home.settle(self._open_lines, self.on)
-        return self._homes[loop]
+            home = Home(self._open_lines, self.on)
+            with self._moving:
+                self._homes[loop] = home
+        return home
 
     async def lines(self) -> AsyncLines:
-        return (await self.home()).lines
+        return self.home().lines
 
     async def submit(self, op: Operation) -> Any:
-        return await (await self.home()).submit(op)
+        return await self.home().submit(op)
 
     def _leave_closed(self) -> None:
-        for loop in [loop for loop in self._homes if loop.is_closed()]:
-            self._homes.pop(loop).abandon()
+        with self._moving:  # another thread's loop may be moving in or out
+            closed = [loop for loop in self._homes if loop.is_closed()]
+            left = [self._homes.pop(loop) for loop in closed]
+        for home in left:
+            home.abandon()
 
     async def close(self) -> None:
         self._leave_closed()
-        home = self._homes.pop(asyncio.get_running_loop(), None)
+        with self._moving:
+            home = self._homes.pop(asyncio.get_running_loop(), None)
         if home is not None:
             await home.close()
 
     def forked(self) -> list[Home]:
         """Start over without the parent's connections, which the caller must not let die."""
+        self._moving = threading.Lock()
         homes, self._homes = list(self._homes.values()), {}
         return homes
 
@@ -220,27 +238,24 @@ class Home:
         # SQLite has one writer: two links of one process would only wait for each other.
         alone = self.lines.dialect.name == "sqlite"
         self._changes = self._claims if alone else self._batcher(open_lines, on)
+        self._resident = self._move_in()
 
     def _batcher(self, open_lines: Callable[[], AsyncLines], on: Any) -> Batcher[Operation]:
         lines = open_lines()
         self._all.append(lines)
 
-        async def run(ops: Sequence[Operation]) -> list[Any]:
-            answers: list[Any] = []
-            for piece in chunks(ops):
-                answers += await on(lines, lambda link, piece=piece: perform(link, piece))
+        def run(ops: Sequence[Operation]) -> Awaitable[list[Any]]:
+            answers: Awaitable[list[Any]] = on(lines, lambda link: perform(link, ops))
             return answers
 
         return Batcher(run)
 
-    @classmethod
-    async def settle(cls, open_lines: Callable[[], AsyncLines], on: Any) -> Home:
-        home = cls(open_lines, on)
-        home._resident = home._stay()
-        await anext(home._resident)
-        return home
-
-    _resident: AsyncGenerator[None, None]
+    def _move_in(self) -> AsyncGenerator[None, None]:
+        """Be told of the event loop's end, from its first step on, which suspends nobody."""
+        resident = self._stay()
+        with contextlib.suppress(StopIteration):
+            anext(resident).__await__().send(None)
+        return resident
 
     async def _stay(self) -> AsyncGenerator[None, None]:
         """Closes the links when the event loop ends: `asyncio.run` closes every generator then."""

@@ -9,6 +9,8 @@ them back as they were.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
@@ -17,10 +19,10 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.pool import NullPool
 
 from semel.colour import ASYNC, SYNC, Colour
-from semel.errors import SettingsError
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.faults import TRIES, BrokenError, Fault, fault_of, pause_s, unavailable
 from semel.stores.sql.links import AsyncLink, AsyncPsycopgLink, Link, PsycopgLink, SyncLink
@@ -34,8 +36,9 @@ CONNECT_WITHIN_S = 10
 # How long a frozen server is waited for. No statement of ours takes a second on a healthy one.
 ANSWER_WITHIN_S = 30.0
 
-# A claim in flight on each of 32 threads, and as many again in a burst.
-POOL = {"pool_size": 32, "max_overflow": 32}
+# A claim in flight on each of so many threads; whoever comes on top of that waits for one of them.
+MOST_LINKS = 64
+LINK_WITHIN_S = 30.0
 
 
 # --- URLs ---------------------------------------------------------------------------------------
@@ -105,7 +108,8 @@ MYSQL_SESSION = (
 # Planning a claim takes four times as long as carrying it out, and the plan never depends on the
 # values. One made while the table was small may scan it, and would stay while the table grows.
 POSTGRES_SESSION = (
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; "
+    "SET client_encoding = 'UTF8'"
 )
 
 SQLITE_SESSION = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
@@ -120,7 +124,7 @@ SESSIONS = {
 
 def open_engine(url: URL) -> sa.Engine:
     full = with_driver(url, "sync")
-    engine = sa.create_engine(full, poolclass=QueuePool, **POOL, **_settings(url, full))
+    engine = sa.create_engine(full, poolclass=NullPool, **_settings(url, full))
     _on_connect(engine, url.drivername)
     return engine
 
@@ -190,19 +194,26 @@ async def carry(lines: Lines, work: Work[T], colour: Colour) -> T:
             if turn == TRIES - 1 or fault not in PASSING or (reconnected and fault is Fault.GONE):
                 raise unavailable(lines.where, error) from error
             reconnected = reconnected or fault is Fault.GONE
-            if fault is Fault.AGAIN:
+            if fault is not Fault.GONE:
                 await colour.sleep(pause_s(turn))
     raise AssertionError("the last turn returns or raises")
 
 
-PASSING = (Fault.AGAIN, Fault.GONE)
+PASSING = (Fault.AGAIN, Fault.LOCKED, Fault.GONE)
+
+
+def _undressed(dbapi: Any) -> tuple[type[Exception], ...]:
+    """What SQLAlchemy 2.0 lets through as asyncpg raised it when no connection could be made."""
+    asyncpg = getattr(dbapi, "asyncpg", None)
+    return () if asyncpg is None else (asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 class _Engine:
     """What the links of one engine have in common."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, *, own: bool) -> None:
         self.engine = engine
+        self._own = own
         self.where = place(engine.url)
         self.is_psycopg = engine.dialect.driver in {"psycopg", "psycopg_async"}
         style = "psycopg" if self.is_psycopg else engine.dialect.paramstyle
@@ -214,7 +225,16 @@ class _Engine:
             OSError,
             EOFError,
             BrokenError,
+            *_undressed(dbapi),
         )
+
+    def psycopg_link(self, driver: Any) -> Link:
+        is_async = self.engine.dialect.is_async
+        if self._own:
+            from semel.stores.sql.prepared import AsyncPreparedLink, PreparedLink
+
+            return (AsyncPreparedLink if is_async else PreparedLink)(driver, self.dialect)
+        return (AsyncPsycopgLink if is_async else PsycopgLink)(driver, self.dialect)
 
     def broke(self, error: Exception, connection: sa.Connection) -> bool:
         if fault_of(error) is Fault.GONE:
@@ -240,38 +260,104 @@ async def in_time(work: Work[T], link: Link, colour: Colour) -> T:
         timer.cancel()
 
 
+Kept = tuple[sa.Connection, Link]
+
+
+class _Shelf:
+    """Links that nobody uses just now, the last one first, and places for links to be made."""
+
+    def __init__(self) -> None:
+        self._places: queue.LifoQueue[Kept | None] = queue.LifoQueue()
+        for _ in range(MOST_LINKS):
+            self._places.put(None)
+
+    def take(self, where: str) -> Kept | None:
+        """A link, or None: make one. Either way something is to be put back."""
+        try:
+            return self._places.get(timeout=LINK_WITHIN_S)
+        except queue.Empty:
+            raise StoreUnavailableError(
+                f"all {MOST_LINKS} connections to {where} have been in use for "
+                f"{LINK_WITHIN_S:g} s; call from fewer threads at once"
+            ) from None
+
+    def put(self, kept: Kept | None) -> None:
+        self._places.put(kept)
+
+    def empty(self) -> None:
+        """Close what is on the shelf."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._places.get_nowait())
+        for kept in found:
+            self._places.put(None)
+            if kept is not None:
+                kept[0].close()
+
+
 class SyncLines(_Engine):
-    """Links from a sync engine's pool."""
+    """Links from a sync engine's pool, or, when it is our own, links that are kept.
+
+    SQLAlchemy's way through its pool takes as long as half a statement; a kept link is taken from
+    a shelf and put back, the last one first.
+    """
 
     def __init__(self, engine: sa.Engine, *, own: bool) -> None:
-        super().__init__(engine)
-        self._own = own
+        super().__init__(engine, own=own)
+        self._shelf = _Shelf()
 
     async def use(self, work: Work[T]) -> T:
-        with self.engine.connect() as connection:
-            try:
-                return await in_time(work, self._link(connection), SYNC)
-            except self.errors as error:
-                if not self.broke(error, connection):
-                    raise
-                self._drop(connection)
-                raise BrokenError from error
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    connection.invalidate()  # interrupted in the middle of an answer
+        if not self._own:
+            with self.engine.connect() as connection:
+                return await self._watched(work, connection, self._link(connection))
+        kept = self._shelf.take(self.where)
+        try:
+            if kept is None:
+                connection = self.engine.connect()
+                kept = connection, self._link(connection)
+            return await self._watched(work, *kept)
+        except BaseException:
+            if kept is not None and kept[0].invalidated:
+                kept[0].close()
+                kept = None
+            raise
+        finally:
+            self._shelf.put(kept)
+
+    async def _watched(self, work: Work[T], connection: sa.Connection, link: Link) -> T:
+        try:
+            return await in_time(work, link, SYNC)
+        except self.errors as error:
+            if not self.broke(error, connection):
                 raise
+            self._drop(connection)
+            raise BrokenError from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                connection.invalidate()  # interrupted in the middle of an answer
+            raise
 
     def _link(self, connection: sa.Connection) -> Link:
         if not self._own:
             connection.execution_options(isolation_level="AUTOCOMMIT")
         if self.is_psycopg:
-            return PsycopgLink(connection.connection.driver_connection, self.dialect)
+            return self.psycopg_link(connection.connection.driver_connection)
         return SyncLink(connection, self.dialect)
 
     def _drop(self, connection: sa.Connection) -> None:
         """When one connection broke, the others in the pool are likely to be broken too."""
         connection.invalidate()
         self.engine.dispose()
+        self.close()
+
+    def close(self) -> None:
+        self._shelf.empty()
+
+    def forked(self) -> Any:
+        """Start over without the parent's links, which the caller must not let die."""
+        shelf, self._shelf = self._shelf, _Shelf()
+        return shelf
 
 
 class AsyncLines(_Engine):
@@ -282,9 +368,8 @@ class AsyncLines(_Engine):
     """
 
     def __init__(self, engine: AsyncEngine, *, own: bool) -> None:
-        super().__init__(engine.sync_engine)
+        super().__init__(engine.sync_engine, own=own)
         self._engine = engine
-        self._own = own
         self._kept: tuple[AsyncConnection, Link] | None = None
         self._turn = asyncio.Lock()
 
@@ -317,7 +402,7 @@ class AsyncLines(_Engine):
             await connection.execution_options(isolation_level="AUTOCOMMIT")
         if self.is_psycopg:
             raw = await connection.get_raw_connection()
-            return AsyncPsycopgLink(raw.driver_connection, self.dialect)
+            return self.psycopg_link(raw.driver_connection)
         return AsyncLink(connection, self.dialect)
 
     async def _drop(self, connection: AsyncConnection) -> None:

@@ -31,6 +31,10 @@ class Link(Protocol):
         """Run it and return its rows."""
         ...
 
+    async def ask(self, statement: str, params: Params) -> Rows:
+        """`fetch` for a statement that is run all the time, with texts, bytes, whole numbers."""
+        ...
+
     async def change(self, statement: str, params: Params = ()) -> int:
         """Run it and return the number of rows that matched."""
         ...
@@ -70,7 +74,17 @@ def _change_each(dbapi: Any, statement: str, many: Sequence[Params]) -> int:
         cursor.close()
 
 
-class SyncLink:
+class _Asks:
+    """Where there is nothing better, what is asked all the time is asked like anything else."""
+
+    async def fetch(self, statement: str, params: Params = ()) -> Rows:
+        raise NotImplementedError
+
+    async def ask(self, statement: str, params: Params) -> Rows:
+        return await self.fetch(statement, params)
+
+
+class SyncLink(_Asks):
     """A driver's connection, on this thread."""
 
     def __init__(self, connection: sa.Connection, dialect: Dialect) -> None:
@@ -87,7 +101,7 @@ class SyncLink:
         return _change_each(self._dbapi, self.dialect.say(statement), many)
 
 
-class AsyncLink:
+class AsyncLink(_Asks):
     """An async driver's connection, through SQLAlchemy's adapter for it."""
 
     def __init__(self, connection: AsyncConnection, dialect: Dialect) -> None:
@@ -111,8 +125,8 @@ class AsyncLink:
         return count
 
 
-class _OneByOne:
-    """Where there is nothing better, many changes are one after another."""
+class _OneByOne(_Asks):
+    """And many changes are one after another."""
 
     async def change(self, statement: str, params: Params = ()) -> int:
         raise NotImplementedError

@@ -1,11 +1,11 @@
 """The ledger's rules in PostgreSQL's words: one statement per verb, for one key or for many.
 
-A claim is one statement with three parts. `seen` reads every asked row from the statement's
-snapshot and judges it as `rules.claim` does: whoever gets an answer there waits for nobody, locks
-nothing and writes nothing. `fresh` inserts where no row was seen. `taken` takes rows that can be
-claimed: it locks them, skipping those that somebody else has locked, and judges them again. A
-key whose row appeared, changed or was locked after the snapshot is in none of the parts and has
-to be asked for again.
+A claim is one statement with two parts. `seen` reads every asked row from the statement's snapshot
+and judges it as `rules.claim` does: whoever gets an answer there waits for nobody, locks nothing
+and writes nothing. `fresh` inserts where no row was seen. A row that can be had (it failed, its
+holder vanished, it expired) is had by a second statement, `TAKE`, which locks it, skipping what
+somebody else has locked, and judges it again. A key whose row appeared, changed or was locked
+meanwhile has to be asked for again.
 
 Completing, releasing, renewing and noting are one UPDATE by attempt and fence, over rows that
 nobody else has locked: the caller's own transaction may hold the row (a bound `complete`), and a
@@ -18,14 +18,14 @@ LIMIT so that the planner cannot turn a handful of keys into a scan of the table
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from semel.errors import CorruptRecordError
 from semel.stores import rules
 from semel.stores.rules import (
     LAPSED,
+    NO_STEPS,
     PAST_KEPT,
     Claiming,
     Completing,
@@ -36,6 +36,7 @@ from semel.stores.rules import (
     micros,
 )
 from semel.stores.sql import generic
+from semel.stores.sql.asking import BOOL, BYTES, ID, INT, PLAIN, TEXT, Columns, Question, cut_at
 from semel.stores.sql.dialects import LONGEST_US
 from semel.stores.sql.generic import AGAIN
 from semel.stores.sql.links import Link
@@ -45,28 +46,10 @@ from semel.stores.sql.rows import (
     corrupt,
     joined,
     original_steps,
-    shortened,
     split,
     stored_bytes,
-    stored_text,
 )
-from semel.values import Busy, Claim, Done, Kept, Mismatch, Orphan, Won
-
-
-def _asked(columns: Sequence[tuple[str, str]], *, many: bool) -> str:
-    """What is asked, as a table `a` numbered by `n`: from arrays, or, for one, from values."""
-    names = ", ".join(name for name, _ in columns)
-    if many:
-        arrays = ", ".join(f"?::{kind}[]" for _, kind in columns)
-        return f"unnest({arrays}) WITH ORDINALITY AS a ({names}, n)"
-    values = ", ".join(f"?::{kind}" for _, kind in columns)
-    return f"(SELECT {values}, 1) AS a ({names}, n)"
-
-
-def _dense(statement: str) -> str:
-    """Without its layout: psycopg remembers how to send a statement only below 4,096 characters."""
-    return re.sub(r"\s*([(),=+])\s*", r"\1", " ".join(statement.split()))
-
+from semel.values import Busy, Claim, Done, Mismatch, Orphan, Terms, Won
 
 MICROSECOND = "interval '1 us'"
 
@@ -96,28 +79,19 @@ def _gone(part: int) -> str:
 
 # --- claim --------------------------------------------------------------------------------------
 
-ASKED = (
-    ("id", "bytea"),
-    ("key", "text"),
-    ("tenant", "text"),
-    ("operation", "text"),
-    ("hash", "text"),
-    ("attempt", "text"),
-    ("lease", "int8"),
-    ("ttl", "int8"),
-    ("takeover", "bool"),
-    ("hold", "bool"),
-)
+ASKED: Columns = {
+    "id": ID,
+    "key": cut_at(KEY_CHARS),
+    "tenant": cut_at(TENANT_CHARS),
+    "operation": TEXT,
+    "hash": PLAIN,
+    "attempt": TEXT,
+}
+CLAIM_TERMS: Columns = {"lease": INT, "ttl": INT, "takeover": BOOL, "hold": BOOL}
+LEASE_UNTIL = f"now + lease * {MICROSECOND}"
+EXPIRES_AT = f"now + (lease + ttl) * {MICROSECOND}"
 
-
-def _claiming(*, many: bool) -> str:
-    return _dense(f"""
-WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
-ask AS MATERIALIZED (
-    SELECT a.*, clock.now, clock.now + a.lease * {MICROSECOND} AS lease_until,
-           clock.now + (a.lease + a.ttl) * {MICROSECOND} AS expires_at
-    FROM clock, {_asked(ASKED, many=many)}
-),
+SEEN = f""",
 seen AS MATERIALIZED (
     SELECT a.*, r.fence, r.lease_until AS ends, r.outcome, r.status_code, r.response, r.body,
         CASE
@@ -126,10 +100,9 @@ seen AS MATERIALIZED (
             WHEN r.operation <> a.operation THEN 'operation'
             WHEN r.request_hash <> a.hash THEN 'fingerprint'
             WHEN r.state = 'COMPLETED' THEN 'done'
-            WHEN r.state = 'FAILED' AND r.attempt = a.attempt THEN 'over'
-            WHEN r.state = 'FAILED' THEN 'free'
-            WHEN r.state NOT IN ('PENDING', 'UNKNOWN') THEN 'corrupt'
-            WHEN r.attempt = a.attempt THEN 'free'
+            WHEN r.state NOT IN ('PENDING', 'FAILED', 'UNKNOWN') THEN 'corrupt'
+            WHEN r.attempt = a.attempt AND r.state <> 'PENDING' THEN 'over'
+            WHEN r.attempt = a.attempt OR r.state = 'FAILED' THEN 'free'
             WHEN r.lease_until > a.now THEN 'busy'
             WHEN NOT a.takeover OR (r.hold AND NOT a.hold) THEN 'orphan'
             ELSE 'free'
@@ -143,15 +116,23 @@ fresh AS (
         id, idempotency_key, tenant_id, operation, request_hash, state, attempt, fence, number,
         hold, created_at, started_at, lease_until, expires_at
     )
-    SELECT DISTINCT ON (id) id, key, tenant, operation, hash, 'PENDING', attempt, {_us("now")}, 1,
-        hold, now, now, lease_until, expires_at
-    FROM seen WHERE sight = 'absent' ORDER BY id, n
+    SELECT DISTINCT ON (id) id, key, tenant, operation, hash, 'PENDING', attempt, stamp, 1,
+        hold, now, now, {LEASE_UNTIL}, {EXPIRES_AT}
+    FROM seen, (SELECT {_us("now")} AS stamp FROM clock OFFSET 0) AS at
+    WHERE sight = 'absent' ORDER BY id, n
     ON CONFLICT (id) DO NOTHING
     RETURNING id, attempt, fence
-),
-wish AS MATERIALIZED (
-    SELECT DISTINCT ON (id) * FROM seen WHERE sight = 'free' ORDER BY id, n
-),
+)
+SELECT s.n, s.sight, f.fence,
+    CASE s.sight WHEN 'busy' THEN date_part('epoch', s.ends - s.now) END,
+    CASE s.sight WHEN 'orphan' THEN {_us("s.ends")} END,
+    s.fence, s.outcome, s.status_code, s.response::text, s.body
+FROM seen AS s
+LEFT JOIN fresh AS f ON s.sight = 'absent' AND f.id = s.id AND f.attempt = s.attempt
+"""  # noqa: S608 - every part is a constant
+
+TAKEN = f""",
+wish AS MATERIALIZED (SELECT DISTINCT ON (id) * FROM ask ORDER BY id, n),
 locked AS MATERIALIZED (
     SELECT w.*,
         CASE WHEN r.expires_at <= w.now THEN 'anew'
@@ -162,100 +143,111 @@ locked AS MATERIALIZED (
         SELECT * FROM idempotency AS i WHERE i.id = w.id AND (
             i.expires_at <= w.now
             OR i.operation = w.operation AND i.request_hash = w.hash AND (
-                i.state = 'FAILED' AND i.attempt <> w.attempt
-                OR i.state IN ('PENDING', 'UNKNOWN') AND (
-                    i.attempt = w.attempt
-                    OR i.lease_until <= w.now AND w.takeover AND (w.hold OR NOT i.hold)
+                i.state = 'PENDING' AND i.attempt = w.attempt
+                OR i.attempt <> w.attempt AND (
+                    i.state = 'FAILED'
+                    OR i.state IN ('PENDING', 'UNKNOWN') AND i.lease_until <= w.now
+                        AND w.takeover AND (w.hold OR NOT i.hold)
                 )
             )
         )
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r ON true
-),
-taken AS (
-    UPDATE idempotency AS r SET
-        idempotency_key = w.key, tenant_id = w.tenant, operation = w.operation,
-        request_hash = w.hash, state = 'PENDING', attempt = w.attempt,
-        fence = CASE w.how WHEN 'own' THEN r.fence ELSE greatest(r.fence + 1, {_us("now")}) END,
-        number = CASE w.how WHEN 'anew' THEN 1 WHEN 'own' THEN r.number ELSE r.number + 1 END,
-        hold = CASE w.how WHEN 'own' THEN r.hold ELSE w.hold END,
-        created_at = CASE w.how WHEN 'anew' THEN w.now ELSE r.created_at END,
-        started_at = CASE w.how WHEN 'own' THEN r.started_at ELSE w.now END,
-        lease_until = w.lease_until, expires_at = w.expires_at, completed_at = NULL,
-        outcome = NULL, status_code = NULL, response = NULL, body = NULL, error = NULL,
-        steps = CASE w.how WHEN 'anew' THEN NULL ELSE r.steps END,
-        past = CASE w.how WHEN 'anew' THEN NULL
-                          WHEN 'over' THEN {_past(_us("r.lease_until"), f"'{LAPSED}'")}
-                          ELSE r.past END
-    FROM locked AS w WHERE r.id = w.id
-    RETURNING w.n, r.fence, r.number, r.steps, {_gone(1)} AS gone, {_gone(4)} AS since
 )
-SELECT s.n, s.sight, coalesce(f.fence, t.fence), t.number, t.steps, t.gone, t.since,
-    CASE s.sight WHEN 'busy' THEN {_us("s.ends")} - {_us("s.now")}
-                 WHEN 'orphan' THEN {_us("s.ends")} END,
-    s.fence, s.outcome, s.status_code, s.response::text, s.body
-FROM seen AS s
-LEFT JOIN fresh AS f ON s.sight = 'absent' AND f.id = s.id AND f.attempt = s.attempt
-LEFT JOIN taken AS t ON t.n = s.n
-""")  # noqa: S608 - every part is a constant
+UPDATE idempotency AS r SET
+    idempotency_key = w.key, tenant_id = w.tenant, operation = w.operation,
+    request_hash = w.hash, state = 'PENDING', attempt = w.attempt,
+    fence = CASE w.how WHEN 'own' THEN r.fence ELSE greatest(r.fence + 1, {_us("now")}) END,
+    number = CASE w.how WHEN 'anew' THEN 1 WHEN 'own' THEN r.number ELSE r.number + 1 END,
+    hold = CASE w.how WHEN 'own' THEN r.hold ELSE w.hold END,
+    created_at = CASE w.how WHEN 'anew' THEN w.now ELSE r.created_at END,
+    started_at = CASE w.how WHEN 'own' THEN r.started_at ELSE w.now END,
+    lease_until = {LEASE_UNTIL}, expires_at = {EXPIRES_AT}, completed_at = NULL,
+    outcome = NULL, status_code = NULL, response = NULL, body = NULL, error = NULL,
+    steps = CASE w.how WHEN 'anew' THEN NULL ELSE r.steps END,
+    past = CASE w.how WHEN 'anew' THEN NULL
+                      WHEN 'over' THEN {_past(_us("r.lease_until"), f"'{LAPSED}'")}
+                      ELSE r.past END
+FROM locked AS w WHERE r.id = w.id
+RETURNING w.n, r.fence, r.number, r.steps, {_gone(1)} AS gone, {_gone(4)} AS since
+"""  # noqa: S608 - every part is a constant
 
 
-CLAIM_ONE, CLAIM_MANY = _claiming(many=False), _claiming(many=True)
+def _asked(ops: Sequence[Claiming]) -> list[list[Any]]:
+    keys = [op.key for op in ops]
+    return [
+        [key.id for key in keys],
+        [key.text for key in keys],
+        [key.tenant for key in keys],
+        [key.operation for key in keys],
+        [op.fingerprint.hex() for op in ops],
+        [op.attempt for op in ops],
+    ]
 
 
-async def claim(link: Link, ops: Sequence[Claiming]) -> list[Any]:
-    """The answers to these claims; `AGAIN` for those that were overtaken."""
-    answers: list[Any] = [AGAIN] * len(ops)
-    for line in await _ask(link, (CLAIM_ONE, CLAIM_MANY), [_claim_line(op) for op in ops]):
-        n = line[0] - 1
-        answers[n] = _answer(ops[n], line)
-    return answers
-
-
-async def _ask(
-    link: Link, statements: tuple[str, str], asked: Sequence[tuple[Any, ...]]
-) -> list[Any]:
-    if len(asked) == 1:
-        return await link.fetch(statements[0], asked[0])
-    return await link.fetch(statements[1], [list(column) for column in zip(*asked, strict=True)])
-
-
-def _claim_line(op: Claiming) -> tuple[Any, ...]:
-    key, terms = op.key, op.terms
-    return (
-        key.id,
-        shortened(key.text, KEY_CHARS),
-        shortened(key.tenant, TENANT_CHARS),
-        stored_text(key.operation),
-        op.fingerprint.hex(),
-        stored_text(op.attempt),
-        _span(terms.lease_s),
-        None if terms.hold else _span(terms.ttl_s),
-        terms.takeover,
-        terms.hold,
-    )
+def _claim_spans(terms: Terms) -> tuple[Any, ...]:
+    return _span(terms.lease_s), _kept_for(terms), terms.takeover, terms.hold
 
 
 def _span(seconds: float | None) -> int | None:
     return None if seconds is None else min(micros(seconds), LONGEST_US)
 
 
+def _kept_for(terms: Terms) -> int | None:
+    """How long a running record outlives its lease."""
+    return None if terms.hold else _span(terms.ttl_s)
+
+
+def _claiming(body: str) -> Question:
+    return Question(
+        ASKED, CLAIM_TERMS, body, values=_asked, terms_of=lambda op: op.terms, spans=_claim_spans
+    )
+
+
+CLAIM, TAKE = _claiming(SEEN), _claiming(TAKEN)
+
+
+async def claim(link: Link, ops: Sequence[Claiming]) -> list[Any]:
+    """The answers to these claims; `AGAIN` for those that were overtaken."""
+    answers: list[Any] = [AGAIN] * len(ops)
+    free: list[int] = []
+    for line in await CLAIM.ask(link, ops):
+        n = line[0] - 1
+        if line[1] == "free":
+            free.append(n)
+        else:
+            answers[n] = _answer(ops[n], line)
+    if free:
+        await _take(link, ops, free, answers)
+    return answers
+
+
+async def _take(link: Link, ops: Sequence[Claiming], free: list[int], answers: list[Any]) -> None:
+    for n, *won in await TAKE.ask(link, [ops[i] for i in free]):
+        i = free[n - 1]
+        answers[i] = _won(ops[i], *won)
+
+
 def _answer(op: Claiming, line: Sequence[Any]) -> Any:
-    _, sight, won, number, steps, orphan, since, time_us, fence, *outcome = line
+    _, sight, won, left_s, since_us, fence, *outcome = line
+    if sight == "absent":
+        return AGAIN if won is None else _first(op, won)
+    if sight == "done":
+        return _done(op, fence, outcome)
     match sight:
-        case "done":
-            return _done(op, fence, outcome)
         case "busy":
-            return Busy(time_us / 1e6)
-        case "absent" | "free":
-            return AGAIN if won is None else _won(op, won, number or 1, steps, orphan, since)
+            return Busy(left_s)
         case "orphan":
-            return Orphan(fence, rules.moment(time_us))
+            return Orphan(fence, rules.moment(since_us))
         case "over":
             return Busy(0.0)
         case "operation" | "fingerprint":
             return Mismatch(sight)
     return corrupt(op.key.id, op.key.text, "its state is none of ours")
+
+
+def _first(op: Claiming, fence: int) -> Won:
+    return Won(Claim(op.key, op.attempt, op.fingerprint, op.terms, fence), NO_STEPS)
 
 
 def _done(op: Claiming, fence: int, outcome: Sequence[Any]) -> Done | CorruptRecordError:
@@ -270,8 +262,6 @@ def _won(
 ) -> Won | CorruptRecordError:
     claim = Claim(op.key, op.attempt, op.fingerprint, op.terms, fence, number)
     left = None if orphan is None or since is None else Orphan(orphan, rules.moment(since))
-    if steps is None:
-        return Won(claim, {}, left)
     try:
         return Won(claim, original_steps(steps), left)
     except ValueError as error:
@@ -280,124 +270,133 @@ def _won(
 
 # --- complete, release, renew, note -------------------------------------------------------------
 
+RUNNING = "i.state IN ('PENDING', 'UNKNOWN')"
+TTL: Columns = {"ttl": INT}
+TERMS: Columns = {"lease": INT, "ttl": INT}
 
-def _changing(columns: Sequence[tuple[str, str]], sets: str) -> tuple[str, str]:
-    """An UPDATE of the rows whose claims are current and that nobody else has locked.
 
-    For one claim and for many.
-    """
-    asked = [("id", "bytea"), ("attempt", "text"), ("fence", "int8"), *columns]
-    one, many = (
-        _dense(f"""
-WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+def _changing(
+    columns: Columns,
+    terms: Columns,
+    sets: str,
+    *,
+    values: Callable[[Sequence[Any]], list[list[Any]]],
+    spans: Callable[[Terms], tuple[Any, ...]],
+    where: str = RUNNING,
+) -> Question:
+    """An UPDATE of the rows whose claims are current and that nobody else has locked."""
+    body = f""",
 held AS MATERIALIZED (
-    SELECT a.*, clock.now
-    FROM clock, {_asked(asked, many=many)}
+    SELECT a.* FROM ask AS a
     JOIN LATERAL (
         SELECT 1 FROM idempotency AS i
         WHERE i.id = a.id AND i.attempt = a.attempt AND (a.fence = 0 OR i.fence = a.fence)
-            AND i.state IN ('PENDING', 'UNKNOWN')
+            AND {where}
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r ON true
 )
 UPDATE idempotency AS r SET {sets}
 FROM held AS a WHERE r.id = a.id
 RETURNING a.n
-""")  # noqa: S608 - every part is a constant
-        for many in (False, True)
+"""  # noqa: S608 - every part is a constant
+    return Question(
+        {"id": ID, "attempt": TEXT, "fence": INT, **columns},
+        terms,
+        body,
+        values=lambda ops: [*_current(ops), *values(ops)],
+        terms_of=lambda op: op.claim.terms,
+        spans=spans,
     )
-    return one, many
 
 
-COMPLETE = _changing(
-    [
-        ("ttl", "int8"),
-        ("outcome", "text"),
-        ("status", "integer"),
-        ("response", "text"),
-        ("body", "bytea"),
-    ],
-    "state = 'COMPLETED', outcome = a.outcome, status_code = a.status, "
-    "response = a.response::json, body = a.body, completed_at = a.now, "
-    f"expires_at = a.now + a.ttl * {MICROSECOND}",
-)
-RELEASE = _changing(
-    [("ttl", "int8"), ("error", "text"), ("ending", "text")],
-    "state = 'FAILED', error = a.error, lease_until = a.now, "
-    f"expires_at = a.now + a.ttl * {MICROSECOND}, past = {_past(_us('a.now'), 'a.ending')}",
-)
+def _current(ops: Sequence[Any]) -> list[list[Any]]:
+    claims = [op.claim for op in ops]
+    return [
+        [claim.key.id for claim in claims],
+        [claim.attempt for claim in claims],
+        [claim.fence for claim in claims],
+    ]
+
+
+def _finished_spans(terms: Terms) -> tuple[Any, ...]:
+    return (_span(terms.ttl_s),)
+
+
+FINISHED = f"expires_at = a.now + a.ttl * {MICROSECOND}"
 LEASED = (
     f"lease_until = a.now + a.lease * {MICROSECOND}, "
     f"expires_at = a.now + (a.lease + a.ttl) * {MICROSECOND}"
 )
+
+
+def _completing(ops: Sequence[Completing]) -> list[list[Any]]:
+    outcomes = [op.outcome for op in ops]
+    parts = [split(outcome) for outcome in outcomes]
+    return [
+        [outcome.kind for outcome in outcomes],
+        [outcome.status for outcome in outcomes],
+        [response for response, _ in parts],
+        [body for _, body in parts],
+    ]
+
+
+def _releasing(ops: Sequence[Releasing]) -> list[list[Any]]:
+    endings = ["released" if op.error is None else f"failed: {op.error}" for op in ops]
+    return [[op.error for op in ops], endings]
+
+
+def _renewing(ops: Sequence[Renewing]) -> list[list[Any]]:
+    states = ["UNKNOWN" if op.lease_s == 0 else "PENDING" for op in ops]
+    return [[_span(op.lease_s) for op in ops], states]
+
+
+def _noting(ops: Sequence[Noting]) -> list[list[Any]]:
+    return [[op.name for op in ops], [stored_bytes(op.data) for op in ops]]
+
+
+COMPLETE = _changing(
+    {"outcome": PLAIN, "status": INT, "response": PLAIN, "body": BYTES},
+    TTL,
+    "state = 'COMPLETED', outcome = a.outcome, status_code = a.status, "
+    f"response = a.response::json, body = a.body, completed_at = a.now, {FINISHED}",
+    values=_completing,
+    spans=_finished_spans,
+)
+RELEASE = _changing(
+    {"error": TEXT, "ending": TEXT},
+    TTL,
+    f"state = 'FAILED', error = a.error, lease_until = a.now, {FINISHED}, "
+    f"past = {_past(_us('a.now'), 'a.ending')}",
+    values=_releasing,
+    spans=_finished_spans,
+)
+# What was given up comes back to life neither by a renewal nor by a step.
 RENEW = _changing(
-    [("ttl", "int8"), ("lease", "int8"), ("state", "text")], f"state = a.state, {LEASED}"
+    {"lease": INT, "state": PLAIN},
+    TTL,
+    f"state = a.state, {LEASED}",
+    values=_renewing,
+    spans=lambda terms: (_kept_for(terms),),
+    where="i.state IN ('PENDING', a.state)",
 )
 NOTE = _changing(
-    [("ttl", "int8"), ("lease", "int8"), ("name", "text"), ("data", "text")],
-    "state = 'PENDING', steps = (coalesce(r.steps, '{}')::jsonb "
-    f"|| jsonb_build_object(a.name, a.data))::text, {LEASED}",
+    {"name": TEXT, "data": PLAIN},
+    TERMS,
+    "steps = (coalesce(r.steps, '{}')::jsonb || jsonb_build_object(a.name, a.data))::text, "
+    + LEASED,
+    values=_noting,
+    spans=lambda terms: (_span(terms.lease_s), _kept_for(terms)),
+    where="i.state = 'PENDING'",
 )
 
 
-async def complete(link: Link, ops: Sequence[Completing]) -> list[Any]:
-    return await _change(link, COMPLETE, ops, _completing)
-
-
-def _completing(op: Completing) -> tuple[Any, ...]:
-    kind, status = op.outcome.kind, op.outcome.status
-    return (_span(op.claim.terms.ttl_s), kind, status, *split(op.outcome))
-
-
-async def release(link: Link, ops: Sequence[Releasing]) -> list[Any]:
-    return await _change(link, RELEASE, ops, _releasing)
-
-
-def _releasing(op: Releasing) -> tuple[Any, ...]:
-    ttl_us = _span(op.claim.terms.ttl_s)
-    if op.error is None:
-        return ttl_us, None, "released"
-    return ttl_us, stored_text(op.error), stored_text(f"failed: {op.error}")
-
-
-async def renew(link: Link, ops: Sequence[Renewing]) -> list[Any]:
-    return await _change(link, RENEW, ops, _renewing)
-
-
-def _renewing(op: Renewing) -> tuple[Any, ...]:
-    return _kept_for(op.claim), _span(op.lease_s), "UNKNOWN" if op.lease_s == 0 else "PENDING"
-
-
-async def note(link: Link, ops: Sequence[Noting]) -> list[Any]:
-    return await _change(link, NOTE, ops, _noting)
-
-
-def _noting(op: Noting) -> tuple[Any, ...]:
-    lease_us = _span(op.claim.terms.lease_s)
-    return _kept_for(op.claim), lease_us, stored_text(op.name), stored_bytes(op.data)
-
-
-def _kept_for(claim: Claim) -> int | None:
-    """How long a running record outlives its lease."""
-    return None if claim.terms.hold else _span(claim.terms.ttl_s)
-
-
-async def _change(
-    link: Link,
-    statements: tuple[str, str],
-    ops: Sequence[Any],
-    params: Callable[[Any], tuple[Any, ...]],
-) -> list[Any]:
-    asked = [
-        (op.claim.key.id, stored_text(op.claim.attempt), op.claim.fence, *params(op)) for op in ops
-    ]
-    kept = {n - 1 for (n,) in await _ask(link, statements, asked)}
-    if len(kept) == len(ops):
-        return [Kept()] * len(ops)
-    rest = [i for i in range(len(ops)) if i not in kept]
-    answers: list[Any] = [Kept()] * len(ops)
-    for i, answer in zip(rest, await _explain(link, [ops[i] for i in rest]), strict=True):
-        answers[i] = answer
+async def _change(link: Link, question: Question, ops: Sequence[Any]) -> list[Any]:
+    kept = {line[0] - 1 for line in await question.ask(link, ops)}
+    answers: list[Any] = [rules.KEPT] * len(ops)
+    if len(kept) < len(ops):
+        rest = [i for i in range(len(ops)) if i not in kept]
+        for i, answer in zip(rest, await _explain(link, [ops[i] for i in rest]), strict=True):
+            answers[i] = answer
     return answers
 
 
@@ -417,23 +416,31 @@ async def _explain(link: Link, ops: Sequence[Operation]) -> list[Any]:
 
 # --- a batch ------------------------------------------------------------------------------------
 
-VERBS: dict[type, Callable[[Link, Sequence[Any]], Any]] = {
-    Claiming: claim,
-    Completing: complete,
-    Releasing: release,
-    Renewing: renew,
-    Noting: note,
+# Claims come first: a withdrawal in the same batch must not overtake what it withdraws.
+ORDER = (Claiming, Completing, Releasing, Renewing, Noting)
+CHANGES: dict[type, Question] = {
+    Completing: COMPLETE,
+    Releasing: RELEASE,
+    Renewing: RENEW,
+    Noting: NOTE,
 }
+
+
+def _verb(link: Link, kind: type, ops: Sequence[Any]) -> Awaitable[list[Any]]:
+    return claim(link, ops) if kind is Claiming else _change(link, CHANGES[kind], ops)
 
 
 async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     """The answers, in order: one statement for each kind of operation."""
+    if len(ops) == 1:
+        return await _verb(link, type(ops[0]), ops)
     answers: list[Any] = [AGAIN] * len(ops)
-    for kind, verb in VERBS.items():
+    asked = {type(op) for op in ops}
+    for kind in [kind for kind in ORDER if kind in asked]:
         chosen = [i for i, op in enumerate(ops) if type(op) is kind]
-        if not chosen:
-            continue
+        # In one order everywhere, so that no two batches wait for each other.
         chosen.sort(key=lambda i: rules.key_of(ops[i]).id)
-        for i, answer in zip(chosen, await verb(link, [ops[i] for i in chosen]), strict=True):
+        found = await _verb(link, kind, [ops[i] for i in chosen])
+        for i, answer in zip(chosen, found, strict=True):
             answers[i] = answer
     return answers

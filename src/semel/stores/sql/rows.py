@@ -1,7 +1,8 @@
 """Between a `Row` and the columns that hold it.
 
 Text goes into the tables readable and comes back to the character: what no database takes in a
-text column (NUL, lone surrogates) is written as a backslash escape, and a backslash as two.
+text column (NUL, lone surrogates), or separates texts on their way there, is written as a
+backslash escape, and a backslash as two.
 Outcome bytes that are JSON are kept in `response`, where people can read and query them; all
 others in `body`. Either way the bytes come back as they were.
 """
@@ -63,12 +64,30 @@ STATES = frozenset(state.value for state in State)
 
 # --- text ---------------------------------------------------------------------------------------
 
-_UNSTORABLE = re.compile("[\\\\\x00\ud800-\udfff]")
+# Between texts that are sent as one, and in place of one that is not there.
+SEPARATOR, NOTHING = "\x1f", "\x1e"
+
+_ODD = "\\\\\x00\x1e\ud800-\udfff"
+_UNJOINABLE = re.compile(f"[{_ODD}]")
+_UNSTORABLE = re.compile(f"[{_ODD}\x1f]")
 _ESCAPE = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
 
 
 def stored_text(text: str) -> str:
     return _UNSTORABLE.sub(_escaped, text) if _UNSTORABLE.search(text) else text
+
+
+def stored_texts(texts: Sequence[str]) -> str:
+    """Several texts as one, each escaped."""
+    return _if_plain(texts) or SEPARATOR.join([stored_text(text) for text in texts])
+
+
+def _if_plain(texts: Sequence[str]) -> str | None:
+    """The texts as one; None when one of them has to be escaped. Mostly one look at all tells."""
+    together = SEPARATOR.join(texts)
+    if together.count(SEPARATOR) >= len(texts) or _UNJOINABLE.search(together):
+        return None
+    return together
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -94,6 +113,12 @@ def shortened(text: str, limit: int) -> str:
     return f"{stored[: limit - 65]}\u2026{digest}"
 
 
+def shortened_texts(texts: Sequence[str], limit: int) -> str:
+    """Several texts as one, each shortened."""
+    together = _if_plain(texts) if max(map(len, texts)) <= limit else None
+    return together or SEPARATOR.join([shortened(text, limit) for text in texts])
+
+
 # --- outcomes -----------------------------------------------------------------------------------
 
 
@@ -105,7 +130,7 @@ def readable(data: bytes) -> str | None:
         return None
     try:
         text = data.decode()
-        json.loads(text, parse_constant=_refused)
+        _JSON.decode(text)
     except (ValueError, RecursionError):
         return None
     return text
@@ -113,6 +138,9 @@ def readable(data: bytes) -> str | None:
 
 def _refused(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refused)
 
 
 def split(outcome: Outcome) -> tuple[str | None, bytes | None]:

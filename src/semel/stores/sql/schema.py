@@ -83,17 +83,8 @@ COLUMNS = (
 
 INDEXES: Mapping[str, Mapping[str, str]] = {
     "ix_idempotency_tenant": dict.fromkeys(("postgresql", "mysql", "sqlite"), "(tenant_id)"),
-    # What the sweep goes by. A held row has no expiry; which of those lost their holder is a
-    # small index of its own where an index can have a condition.
-    "ix_idempotency_expires": {
-        "postgresql": "(expires_at)",
-        "mysql": "(expires_at, state, lease_until)",
-        "sqlite": "(expires_at)",
-    },
-    "ix_idempotency_held": {
-        "postgresql": "(lease_until) WHERE hold AND state = 'PENDING'",
-        "sqlite": "(lease_until) WHERE hold AND state = 'PENDING'",
-    },
+    # What the sweep goes by.
+    "ix_idempotency_expires": dict.fromkeys(("postgresql", "mysql", "sqlite"), "(expires_at)"),
 }
 
 # Compared byte by byte: MariaDB's default collation takes 'AbC' and 'abc' for the same.
