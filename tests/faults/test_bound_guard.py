@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel import OutcomeUnknownError, SettingsError, once
+from semel import OutcomeUnknownError, SettingsError, StoreUnavailableError, once
 from semel.colour import SYNC, run
 from semel.keys import make_key
 from semel.stores.sql import SQLStore, init
@@ -140,3 +140,63 @@ def test_a_session_that_cannot_carry_the_outcome_is_refused_before_anything_runs
         engine.dispose()
     with pytest.raises(SettingsError, match="int"):
         store.bind(5)
+
+
+# --- a transaction that dies at the last moment -------------------------------------------------
+
+
+def _end_connection(session, engine):
+    """Ended by the server, between the block's last statement and its outcome."""
+    number = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}[engine.dialect.name]
+    pid = session.execute(sa.text(f"SELECT {number}")).scalar_one()
+    end = {"postgresql": "SELECT pg_terminate_backend({0})", "mysql": "KILL {0}"}
+    with engine.connect() as other:
+        other.exec_driver_sql(end[engine.dialect.name].format(pid))
+
+
+@pytest.mark.timeout(25)
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+def test_a_dead_transaction_is_said_to_be_dead_and_the_call_can_be_made_again(engine, store):
+    with (
+        pytest.raises(StoreUnavailableError, match=r"dead.*roll it back and call again") as caught,
+        Session(engine) as session,
+        once("k", store=store.bind(session)),
+    ):
+        session.execute(INSERT)
+        _end_connection(session, engine)
+    assert not caught.value.again
+    assert not caught.value.happened
+    assert charges(engine) == 0
+    with Session(engine) as session, session.begin(), once("k", store=store.bind(session)):
+        session.execute(INSERT)
+    assert charges(engine) == 1
+
+
+@pytest.mark.timeout(25)
+def test_what_cannot_be_recorded_cannot_be_committed_either(engine, store):
+    """The statement fails, the connection lives: on MariaDB and SQLite the rows could still go."""
+    session = Session(engine)
+    with (
+        pytest.raises(StoreUnavailableError, match="nothing of it has happened"),
+        once("k", store=store.bind(session)),
+    ):
+        session.execute(INSERT)
+        with engine.connect() as other:  # SQLite's one writer is the session, so it does it itself
+            ruin = session if engine.dialect.name == "sqlite" else other
+            ruin.execute(sa.text("ALTER TABLE idempotency RENAME TO elsewhere"))
+            other.commit()
+    session.commit()
+    session.close()
+    assert charges(engine) == 0
+
+
+def test_a_session_that_cannot_connect_is_refused_before_anything_runs(store):
+    nowhere = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/x")
+    with (
+        pytest.raises(StoreUnavailableError, match="nothing has happened") as caught,
+        Session(nowhere) as session,
+        once("k", store=store.bind(session)),
+    ):
+        raise AssertionError("must not be entered")
+    assert not caught.value.again
+    assert record(store) is None

@@ -634,6 +634,80 @@ def test_bound_to_a_snapshot_older_than_the_claim_is_refused(postgres_url):
     store.close()
 
 
+# --- more than the server takes -----------------------------------------------------------------
+
+PACKET = 65_536
+
+
+@pytest.fixture
+def small_packets(mariadb_server, mariadb_url):
+    """A server that hangs up on whoever sends it more than 64 KiB at once."""
+    init(mariadb_url)
+    engine = open_engine(parse(mariadb_url))
+    with engine.connect() as connection:
+        before = connection.exec_driver_sql("SELECT @@global.max_allowed_packet").scalar_one()
+        connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {PACKET}")
+    yield mariadb_url
+    engine.dispose()
+    mariadb_server.execute(f"SET GLOBAL max_allowed_packet = {before}")
+
+
+@pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "data", [b"x" * PACKET, b"\0" * (PACKET * 2 // 3)], ids=["long", "escaped"]
+)
+async def test_a_result_that_fits_into_no_packet_is_recorded_as_lost(small_packets, colour, data):
+    store = SQLStore(small_packets)
+    ledger = store.ledger(colour)
+    won = await ask(ledger)
+    assert await ledger.complete(won.claim, Outcome("value", data)) == Kept()
+    assert await ledger.complete(won.claim, Outcome("value", data)) == Kept()
+    outcome = (await ask(ledger)).outcome
+    assert outcome.kind == "lost"
+    assert b"max_allowed_packet (65,536 bytes)" in outcome.data
+    await store.aclose()
+
+
+async def test_what_just_fits_is_stored_and_spoils_nothing_else(small_packets):
+    store = SQLStore(small_packets)
+    ledger = store.ledger(ASYNC)
+    keys = [make_key(f"k{i}") for i in range(80)]
+    won = await asyncio.gather(*(ask(ledger, key) for key in keys))
+    data = [b"x" * (PACKET if i == 7 else PACKET - 2048 if i == 8 else 2048) for i in range(80)]
+    outcomes = [Outcome("value", each) for each in data]
+    verdicts = await asyncio.gather(
+        *(ledger.complete(w.claim, outcome) for w, outcome in zip(won, outcomes, strict=True))
+    )
+    assert verdicts == [Kept()] * 80
+    found = [(await ask(ledger, key)).outcome for key in keys]
+    assert [outcome.kind for outcome in found] == ["lost" if i == 7 else "value" for i in range(80)]
+    assert found[8] == outcomes[8]
+    await store.aclose()
+
+
+def test_a_step_that_fits_into_no_packet_is_refused_for_good(small_packets):
+    store = SQLStore(small_packets)
+    ledger = store.ledger(SYNC)
+    won = run(ask(ledger))
+    with pytest.raises(StoreUnavailableError, match=r"step 'big'.*max_allowed_packet") as caught:
+        run(ledger.note(won.claim, "big", b"x" * PACKET))
+    assert not caught.value.again
+    assert run(ledger.note(won.claim, "small", b"x")) == Kept()
+    store.close()
+
+
+def test_bound_a_result_that_fits_into_no_packet_is_recorded_as_lost(small_packets):
+    store = SQLStore(small_packets)
+    engine = sa.create_engine(with_driver(parse(small_packets), "sync"))
+    with Session(engine) as session, session.begin():
+        ledger = store.bind(session).ledger(SYNC)
+        won = run(ask(ledger))
+        assert run(ledger.complete(won.claim, Outcome("value", b"x" * PACKET))) == Kept()
+    assert run(ask(store.ledger(SYNC))).outcome.kind == "lost"
+    engine.dispose()
+    store.close()
+
+
 # --- the table as people find it ----------------------------------------------------------------
 
 

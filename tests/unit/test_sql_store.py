@@ -15,7 +15,7 @@ from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
 from semel.stores.rules import Completing
-from semel.stores.sql import SQLStore, init, lines
+from semel.stores.sql import NoTableError, SQLStore, init, lines
 from semel.stores.sql.limits import AROUND_BYTES, BATCH_BYTES, chunks
 from semel.stores.sql.lines import open_engine, parse, place, with_driver
 from semel.values import Busy, Claim, Done, Kept, Outcome, State, Terms, Won
@@ -145,6 +145,56 @@ def test_a_server_that_is_down_is_unavailable_and_never_won():
         run(ask(store.ledger(SYNC)))
     with pytest.raises(StoreUnavailableError):
         asyncio.run(ask(store.ledger(ASYNC)))
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def stranger(request):
+    """A URL with tables, and the same for a user who may read them and no more."""
+    server = request.getfixturevalue(f"{request.param}_server")
+    url = make_url(request.getfixturevalue(f"{request.param}_url"))
+    init(url.render_as_string(hide_password=False))
+    name = f"reader_{url.database}"
+    if request.param == "postgres":
+        server.execute(f"CREATE ROLE {name} LOGIN")
+        yield url.set(username=name)
+        server.execute(f"DROP ROLE {name}")
+    else:
+        server.execute(f"CREATE USER {name} IDENTIFIED BY 'right'")
+        server.execute(f"GRANT SELECT ON {url.database}.* TO {name}")
+        yield url.set(username=name, password="right")
+        server.execute(f"DROP USER {name}")
+
+
+@pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+async def test_who_may_not_write_is_told_what_to_grant(stranger, colour):
+    store = SQLStore(stranger.render_as_string(hide_password=False))
+    with pytest.raises(StoreUnavailableError, match="GRANT SELECT, INSERT, UPDATE, DELETE"):
+        await ask(store.ledger(colour))
+    await store.aclose()
+
+
+@pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+async def test_who_is_not_let_in_is_told_to_check_the_password(stranger, colour):
+    # PostgreSQL trusts everybody here, so there it is the user that is wrong.
+    wrong = {"username": "nobody"} if stranger.password is None else {"password": "wrong"}
+    store = SQLStore(stranger.set(**wrong).render_as_string(hide_password=False))
+    with pytest.raises(StoreUnavailableError, match="check user and password") as caught:
+        await ask(store.ledger(colour))
+    assert "is up" not in str(caught.value)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
+async def test_a_missing_database_or_table_is_named(url, colour):
+    store = SQLStore(url)
+    with pytest.raises(NoTableError, match="semel db init"):
+        await ask(store.ledger(colour))
+    await store.aclose()
+    if not url.startswith("sqlite"):
+        store = SQLStore(make_url(url).set(database="nowhere").render_as_string(False))
+        with pytest.raises(SettingsError, match="CREATE DATABASE"):
+            await ask(store.ledger(colour))
+        await store.aclose()
 
 
 def test_a_second_event_loop_and_the_sync_colour_share_the_records(url):

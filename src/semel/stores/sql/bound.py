@@ -21,7 +21,7 @@ from sqlalchemy import exc, orm
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 from semel.colour import ASYNC, SYNC, Colour
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.ports import StoreLedger
 from semel.stores import rules
 from semel.stores.rules import Completing
@@ -118,7 +118,7 @@ class BoundLedger:
         why = f"its outcome could not be written in the session's transaction: {_said(error)}"
         try:
             await self._ledger.release(claim, error=why)
-        except StoreUnavailableError as unreleased:  # then its lease has to run out
+        except SemelError as unreleased:  # then its lease has to run out
             log.warning("semel: %r could not be released: %s", claim.key.text, unreleased)
         return StoreUnavailableError(
             f"{claim.key.text!r}: {why}. That transaction is dead and nothing of it has happened: "
