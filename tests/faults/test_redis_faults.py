@@ -21,7 +21,7 @@ from semel.stores.redis.scripts import Names
 from semel.testing.contracts import ledger_of
 from semel.values import Busy, Done, Kept, Lost, Outcome, Terms, Won
 from support import servers
-from support.process import wait_until
+from support.process import free_port, wait_until
 from support.proxy import Proxy
 
 TERMS = Terms(lease_s=30, ttl_s=600)
@@ -120,6 +120,22 @@ async def test_an_unreachable_server_fails_every_caller_of_the_batch(proxy, open
         *(ask(ledger, make_key(f"k{i}")) for i in range(10)), return_exceptions=True
     )
     assert {type(answer) for answer in answers} == {StoreUnavailableError}
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
+@colours
+async def test_a_server_that_is_not_there_is_unavailable_for_every_verb(opened, colour, scheme):
+    nobody = free_port()
+    ledger = ledger_of(opened(f"{scheme}://127.0.0.1:{nobody}/{'mm' * ('s' in scheme[5:])}",
+                              timeout_s=1), colour)  # fmt: skip
+    for verb in (
+        lambda: ask(ledger),
+        lambda: ledger.look(PAY.id),
+        ledger.records,
+        ledger.guarantees,
+    ):
+        with pytest.raises(StoreUnavailableError):
+            await verb()
 
 
 # --- silence and death -------------------------------------------------------------------------
@@ -347,6 +363,17 @@ async def eventually_won(ledger, key):
         except StoreUnavailableError:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
+
+
+@colours
+async def test_a_dead_sentinel_is_passed_over(redis_sentinel_url, opened, colour):
+    """Within the timeout: redis-py would knock ten times before it asks the next one."""
+    scheme, _, rest = redis_sentinel_url.partition("://")
+    url = f"{scheme}://127.0.0.1:{free_port()},{rest}"
+    ledger = ledger_of(opened(url, timeout_s=1), colour)
+    began = time.monotonic()
+    assert isinstance(await ask(ledger), Won)
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.slow

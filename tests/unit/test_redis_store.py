@@ -94,6 +94,19 @@ def test_an_async_client_belongs_to_one_loop(redis_url):
         other.close()
 
 
+def test_an_async_client_may_be_used_by_one_loop_after_another(redis_url):
+    client = redis.asyncio.Redis.from_url(redis_url)
+    ledger = RedisStore(client).ledger(ASYNC)
+
+    async def whole_life():
+        answer = await ask(ledger)
+        await client.aclose()
+        return answer
+
+    assert isinstance(asyncio.run(whole_life()), Won)
+    assert isinstance(asyncio.run(whole_life()), Busy)
+
+
 @pytest.mark.parametrize("given", [None, 5, b"redis://h", object()])
 def test_anything_else_is_refused(given):
     with pytest.raises(SettingsError, match="takes a URL or a client"):

@@ -148,7 +148,7 @@ class _Given:
         loop = asyncio.get_running_loop()
         line = self._async_lines.get(loop)
         if line is None:
-            if len(self._async_lines) > 0:
+            if any(not known.is_closed() for known in list(self._async_lines)):
                 raise SettingsError(
                     "the client given to this RedisStore belongs to another event loop: give it "
                     "a URL, RedisStore('redis://localhost:6379/0'), and every loop gets its own"

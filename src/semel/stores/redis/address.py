@@ -131,15 +131,16 @@ def _sentinel(url: str, settings: dict[str, Any]) -> Address:
     }
     sentinel_settings = {k: v for k, v in settings.items() if k.startswith("socket_")} | access
 
+    # A sentinel that does not answer is not asked again: the next one may.
     def open_sync() -> Any:
-        sentinel = driver.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings)
-        retry = Retry(NoBackoff(), 0)
-        limit = MAX_CONNECTIONS
-        return sentinel.master_for(master, retry=retry, max_connections=limit, **settings)
+        once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
+        sentinel = driver.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings | once)
+        return sentinel.master_for(master, max_connections=MAX_CONNECTIONS, **once, **settings)
 
     def open_async() -> Any:
-        sentinel = driver.asyncio.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings)
-        return sentinel.master_for(master, retry=_never(), **settings)
+        once: dict[str, Any] = {"retry": _never()}
+        sentinel = driver.asyncio.sentinel.Sentinel(hosts, sentinel_kwargs=sentinel_settings | once)
+        return sentinel.master_for(master, **once, **settings)
 
     return Address(shown(url), is_cluster=False, open_sync=open_sync, open_async=open_async)
 

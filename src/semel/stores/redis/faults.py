@@ -6,6 +6,8 @@ have taken effect, and asking again is safe.
 
 from __future__ import annotations
 
+import hiredis
+import redis
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -13,10 +15,15 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
 )
 
 from semel.errors import StoreUnavailableError
 from semel.stores.redis.scripts import Call, corrupt
+
+# What goes wrong on the way to a server; another one helps unless it is one of the second kind.
+BROKEN = (redis.RedisError, RedisClusterException, hiredis.HiredisError, OSError)
+STUCK = (AuthenticationError, redis.TimeoutError, TimeoutError)
 
 _HINTS = {
     "HELLO must be called": "give the password in the URL: redis://user:password@host",

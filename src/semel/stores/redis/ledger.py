@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import redis
@@ -11,7 +11,7 @@ from semel.errors import StoreUnavailableError
 from semel.stores import rules
 from semel.stores.redis import scripts
 from semel.stores.redis.durability import Standing, guarantees_of
-from semel.stores.redis.faults import unreachable
+from semel.stores.redis.faults import BROKEN, unreachable
 from semel.stores.redis.line import Line
 from semel.stores.redis.scripts import SENSELESS, Call, Names, corrupt
 from semel.stores.rules import Noting, Operation, Releasing, Renewing
@@ -55,15 +55,15 @@ class RedisLedger(Verbs):
         except SENSELESS as error:
             raise corrupt(name, f"its reply was {reply!r}") from error
 
-    async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
+    def complete(self, claim: Claim, outcome: Outcome) -> Coroutine[Any, Any, Verdict]:
         name = self._names.of(claim.key.id)
-        return await self._judged(scripts.completing(name, claim, outcome))
+        return self._judged(scripts.completing(name, claim, outcome))
 
-    async def perform(self, op: Operation) -> Any:
+    def perform(self, op: Operation) -> Coroutine[Any, Any, Any]:
         """Carry out what is not in every call: an operation as a value would cost those more."""
         assert isinstance(op, Releasing | Renewing | Noting)
         name = self._names.of(op.claim.key.id)
-        return await self._judged(scripts.changing(name, op))
+        return self._judged(scripts.changing(name, op))
 
     async def _judged(self, call: Call) -> Verdict:
         reply = await self._line().call(call)
@@ -109,7 +109,7 @@ class RedisLedger(Verbs):
     async def _ids_after(self, after: bytes | None) -> list[bytes]:
         """The smallest ids behind `after`, in order."""
         ids: set[bytes] = set()
-        for server in await self._asked(self._line().servers()):
+        for server in await self._servers():
             cursor = -1
             while cursor != 0:
                 cursor, page = await self._page(max(cursor, 0), server)
@@ -137,7 +137,7 @@ class RedisLedger(Verbs):
     # --- what the server promises -----------------------------------------------------------
 
     async def guarantees(self) -> Guarantees:
-        servers = await self._asked(self._line().servers())
+        servers = await self._servers()
         standings = [await self._standing(server) for server in servers]
         return guarantees_of(self._shown, standings, can_fail_over=self._can_fail_over)
 
@@ -161,9 +161,13 @@ class RedisLedger(Verbs):
             answer = await self._line().ask(server, "CONFIG GET", name)
         except redis.ResponseError:
             return None
-        except (redis.RedisError, OSError) as error:
+        except BROKEN as error:
             raise unreachable(error) from error
         return next((_plain(value) for value in answer.values()), None)
+
+    async def _servers(self) -> list[Any]:
+        servers: list[Any] = await self._asked(self._line().servers())
+        return servers
 
     async def _ask(self, server: Any, *command: Any) -> Any:
         return await self._asked(self._line().ask(server, *command))
@@ -173,7 +177,7 @@ class RedisLedger(Verbs):
             return await question
         except redis.ResponseError as error:
             raise StoreUnavailableError(f"Redis refused: {error}") from error
-        except (redis.RedisError, OSError) as error:
+        except BROKEN as error:
             raise unreachable(error) from error
 
 

@@ -21,10 +21,10 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import ResponseError, SlotNotCoveredError
 
 from semel.colour import keep
-from semel.stores.redis.faults import refused, unreachable
+from semel.stores.redis.faults import BROKEN, STUCK, refused, unreachable
 from semel.stores.redis.reserve import Held, Reserve
 from semel.stores.redis.scripts import Call
-from semel.stores.redis.wire import BROKEN, MOVED, STUCK, Asked, Exchange, room
+from semel.stores.redis.wire import MOVED, Asked, Exchange, room
 
 RAW: dict[str, Any] = {NEVER_DECODE: True}
 
@@ -148,7 +148,7 @@ class SyncClusterLine(SyncLine):
                 return reply
         except STUCK:
             raise
-        except (*BROKEN, SlotNotCoveredError):
+        except BROKEN:
             pass
         return _through_redis_py(client, call)
 

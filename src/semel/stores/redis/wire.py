@@ -26,17 +26,12 @@ from typing import Any, Protocol
 
 import hiredis
 import redis
-from redis.exceptions import AuthenticationError
 
-from semel.stores.redis.faults import refused, unreachable
+from semel.stores.redis.faults import BROKEN, STUCK, refused, unreachable
 from semel.stores.redis.scripts import Call
 
 MORE: Any = object()
 PUSH: Any = getattr(hiredis, "PushNotification", ())
-
-# What goes wrong with a connection; another server helps unless it is one of the second kind.
-BROKEN = (redis.RedisError, hiredis.HiredisError, OSError)
-STUCK = (AuthenticationError, redis.TimeoutError, TimeoutError)
 
 # How a server of a cluster says that another one should be asked.
 MOVED = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "LOADING")
@@ -277,8 +272,11 @@ class Exchange:
         try:
             await self._give_back()
             if self._waiting:
-                self._wire = Wire(self, await self._lender.lend())
-        except BROKEN as error:
+                connection = await self._lender.lend()
+                self._worn = connection, False
+                self._wire = Wire(self, connection)
+                self._worn = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits to be told
             return error
         return None
 
