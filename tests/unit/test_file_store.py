@@ -26,6 +26,7 @@ from semel.stores.file.form import pack
 from semel.stores.rules import Claiming
 from semel.testing.clock import FakeClock
 from semel.values import Busy, Done, Kept, Key, Outcome, Terms, Won
+from support.alarm import alarms
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 VALUE = Outcome("value", b'{"paid":true}')
@@ -375,44 +376,15 @@ def test_no_descriptor_is_kept(ledger, root):
     assert not shard._held
 
 
-class Struck(BaseException):
-    """What a signal handler raised, wherever the program was."""
-
-
-def strike(*_):
-    raise Struck
-
-
-@pytest.fixture
-def alarm():
-    """Sets off an alarm after so many microseconds; a handler that raises is in place."""
-    before = signal.signal(signal.SIGALRM, strike)
-    yield lambda us: signal.setitimer(signal.ITIMER_REAL, us / 1e6)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def struck(alarm, us, work):
-    """Do the work, struck after so long; True if it was."""
-    try:
-        try:
-            alarm(us)
-            work()
-        finally:
-            alarm(0)
-    except Struck:
-        return True
-    return False
-
-
-def test_a_signal_that_raises_leaves_no_descriptor_and_no_lock(root, alarm):
+def test_a_signal_that_raises_leaves_no_descriptor_and_no_lock(root):
     files = FileStore(root, fsync=False)._sync._files
     ops = [Claiming(make_key(f"k{n}"), new_attempt(), b"", TERMS) for n in range(7)]
     before = descriptors()
-    hit = sum(
-        struck(alarm, 20 + n % 150, lambda op=ops[n % 7]: files.replay(op) or files.perform(op))
-        for n in range(3000)
-    )
+    with alarms() as struck:
+        hit = sum(
+            struck(20 + n % 150, lambda op=ops[n % 7]: files.replay(op) or files.perform(op))
+            for n in range(3000)
+        )
     gc.collect()
     assert hit > 100
     assert descriptors() == before

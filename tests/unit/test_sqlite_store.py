@@ -19,10 +19,12 @@ import pytest
 from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, SemelError, SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
-from semel.stores import sqlite
-from semel.stores.sqlite import SQLiteStore
+from semel.stores.rules import Claiming
+from semel.stores.sqlite import SQLiteStore, connections, form, records
+from semel.stores.sqlite.schema import COLUMNS
 from semel.testing.clock import FakeClock
 from semel.values import Busy, Done, Kept, Key, Mismatch, Outcome, State, Terms, Won
+from support.alarm import alarms
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 VALUE = Outcome("value", b'{"paid":true}')
@@ -102,7 +104,7 @@ def test_every_text_comes_back_to_the_character(ledger, text):
 
 
 def test_a_listing_goes_over_many_pages(ledger, monkeypatch):
-    monkeypatch.setattr(sqlite, "SWEEP_CHUNK", 2)
+    monkeypatch.setattr(records, "SWEEP_CHUNK", 2)
     for n in range(7):
         claim(ledger, make_key(f"k{n}", tenant=f"t{n % 2}", operation="pay"))
     assert len(run(ledger.records())) == 7
@@ -110,7 +112,7 @@ def test_a_listing_goes_over_many_pages(ledger, monkeypatch):
 
 
 def test_a_sweep_deletes_at_most_its_limit(ledger, clock, monkeypatch):
-    monkeypatch.setattr(sqlite, "SWEEP_CHUNK", 4)
+    monkeypatch.setattr(records, "SWEEP_CHUNK", 4)
     for n in range(11):
         finished(ledger, make_key(f"k{n}", operation="pay"))
     clock.advance(601)
@@ -228,7 +230,7 @@ def test_opening_twice_at_once_makes_one_schema(path):
 
 
 def test_a_file_locked_for_too_long_is_unavailable(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     with contextlib.closing(SQLiteStore(path)) as store:
         ledger = store.ledger(SYNC)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as shell:
@@ -239,7 +241,7 @@ def test_a_file_locked_for_too_long_is_unavailable(path, monkeypatch):
 
 
 def test_threads_that_write_for_too_long_are_reported(store, ledger, monkeypatch):
-    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     with store._connections._writing, pytest.raises(StoreUnavailableError, match="threads"):
         claim(ledger)
     assert isinstance(claim(ledger), Won)
@@ -287,7 +289,7 @@ def test_a_changed_value_is_found_by_a_replay(ledger, shell, damage):
         claim(ledger)
 
 
-@pytest.mark.parametrize("column", sqlite.COLUMNS[1:])
+@pytest.mark.parametrize("column", COLUMNS[1:])
 def test_a_changed_value_is_found_by_every_other_verb(ledger, shell, column):
     won = claim(ledger)
     shell.execute(f"UPDATE idempotency SET {column} = '7'")
@@ -307,7 +309,7 @@ def test_a_changed_value_is_found_by_every_other_verb(ledger, shell, column):
 def test_a_record_that_the_index_has_lost_is_not_made_again(ledger, monkeypatch):
     finished(ledger)
     for name in ("SELECT", "REPLAY"):
-        monkeypatch.setattr(sqlite, name, getattr(sqlite, name) + " AND 0")
+        monkeypatch.setattr(records, name, getattr(records, name) + " AND 0")
     with pytest.raises(CorruptRecordError, match=KEY.id.hex()):
         claim(ledger)
     monkeypatch.undo()
@@ -506,7 +508,7 @@ class TestForks:
                 thread.join()
 
     def test_a_child_that_could_not_be_made_safe_is_refused(self, store, ledger, monkeypatch):
-        monkeypatch.setattr(sqlite, "FORK_WAIT_S", 0.01)
+        monkeypatch.setattr(connections, "FORK_WAIT_S", 0.01)
         cursor = store._connections._take()
 
         def refused():
@@ -563,6 +565,28 @@ memory = SQLiteStore(":memory:")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# --- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["ledger.db", ":memory:"])
+def test_a_signal_that_raises_leaves_no_lock_and_no_connection(tmp_path, place):
+    store = SQLiteStore(place if place == ":memory:" else tmp_path / place)
+    rows = store._sync._rows
+    ops = [Claiming(make_key(f"k{n}"), new_attempt(), b"", TERMS) for n in range(7)]
+    with alarms() as struck:
+        hit = sum(
+            struck(10 + n % 150, lambda op=ops[n % 7]: (rows.glance(op.key), rows.perform(op)))
+            for n in range(3000)
+        )
+    gc.collect()
+    assert hit > 100
+    assert not store._connections._writing.locked()
+    assert len(store._connections._open) <= 1
+    for op in ops:
+        assert isinstance(rows.perform(op), Won)
+    store.close()
+
+
 # --- the event loop -----------------------------------------------------------------------------
 
 
@@ -597,7 +621,7 @@ async def test_the_event_loop_writes_nothing_itself(store):
 
 async def test_a_failed_batch_fails_every_caller_and_writes_nothing(store, shell, monkeypatch):
     ledger = store.ledger(ASYNC)
-    monkeypatch.setattr(sqlite, "INSERT", sqlite.INSERT.replace("idempotency", "nowhere"))
+    monkeypatch.setattr(form, "INSERT", form.INSERT.replace("idempotency", "nowhere"))
     answers = await asyncio.gather(
         *(one(ledger, f"k{n}") for n in range(5)), return_exceptions=True
     )

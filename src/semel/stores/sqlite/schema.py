@@ -1,0 +1,142 @@
+"""The table: its columns, the statements over them, and what makes a file ours."""
+
+# The statements are put together from the names in COLUMNS, nothing else.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from semel.errors import SettingsError
+from semel.values import Guarantees
+
+VERSION: Final = 1
+FULL: Final = 2  # as PRAGMA synchronous says it
+
+COLUMNS: Final = (
+    "id",
+    "idempotency_key",
+    "tenant_id",
+    "operation",
+    "request_hash",
+    "state",
+    "attempt",
+    "fence",
+    "number",
+    "hold",
+    "created_us",
+    "started_us",
+    "lease_us",
+    "completed_us",
+    "expires_us",
+    "outcome",
+    "response",
+    "status_code",
+    "error",
+    "steps",
+    "past",
+)
+
+# What a replay reads, and what the seal is the checksum of, together with the id.
+REPLAYED: Final = (
+    "state",
+    "operation",
+    "request_hash",
+    "expires_us",
+    "fence",
+    "outcome",
+    "response",
+    "status_code",
+)
+
+SCHEMA: Final = """
+CREATE TABLE idempotency (
+    id BLOB NOT NULL PRIMARY KEY,
+    idempotency_key TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    request_hash BLOB NOT NULL,
+    state TEXT NOT NULL,
+    attempt TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    hold INTEGER NOT NULL,
+    created_us INTEGER NOT NULL,
+    started_us INTEGER NOT NULL,
+    lease_us INTEGER NOT NULL,
+    completed_us INTEGER,
+    expires_us INTEGER,
+    outcome TEXT,
+    response BLOB,
+    status_code INTEGER,
+    error TEXT,
+    steps TEXT,
+    past TEXT NOT NULL,
+    seal INTEGER,
+    checksum INTEGER NOT NULL
+);
+CREATE INDEX ix_idempotency_expires ON idempotency (expires_us);
+CREATE TABLE idempotency_floor (fence INTEGER NOT NULL);
+INSERT INTO idempotency_floor VALUES (0);
+"""
+
+_LIST: Final = ", ".join(COLUMNS)
+SELECT: Final = f"SELECT {_LIST}, checksum FROM idempotency WHERE id = ?"
+PAGE: Final = f"SELECT {_LIST}, checksum FROM idempotency WHERE id > ? ORDER BY id LIMIT ?"
+REPLAY: Final = f"SELECT {', '.join(REPLAYED)}, seal FROM idempotency WHERE id = ?"
+INSERT: Final = (
+    f"INSERT INTO idempotency ({_LIST}, checksum, seal, rowid) "
+    f"VALUES ({', '.join('?' * (len(COLUMNS) + 3))})"
+)
+# The id stays out of it: SQLite would take its index for changed.
+UPDATE: Final = (
+    f"UPDATE idempotency SET {', '.join(f'{name} = ?' for name in COLUMNS[1:])}, "
+    f"checksum = ?, seal = ? WHERE id = ?"
+)
+FLOOR: Final = "SELECT fence FROM idempotency_floor"
+RAISE_FLOOR: Final = "UPDATE idempotency_floor SET fence = max(fence, ?)"
+DELETE: Final = "DELETE FROM idempotency WHERE id = ?"
+DELETE_EXPIRED: Final = (
+    "DELETE FROM idempotency WHERE id IN "
+    "(SELECT id FROM idempotency WHERE expires_us <= ? LIMIT ?) RETURNING fence"
+)
+
+
+def wal(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+
+
+def user_version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def create(connection: sqlite3.Connection) -> None:
+    if user_version(connection) == VERSION:  # another process was faster
+        return
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'").fetchone():
+        raise SettingsError(
+            "this file has a table idempotency that SQLiteStore did not make; open it with the "
+            "store that made it, SQLStore perhaps, or give SQLiteStore a file of its own"
+        )
+    for statement in SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def guarantees_of(connection: sqlite3.Connection) -> Guarantees:
+    level = connection.execute("PRAGMA synchronous").fetchone()[0]
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    durable = level >= FULL and mode != "off"
+    why = [
+        f"PRAGMA synchronous is {level}, journal_mode is {mode}: "
+        + ("a commit waits for the disk" if durable else "a commit does not wait for the disk"),
+        "one file on one machine: nothing to fail over to",
+    ]
+    return Guarantees(
+        store="sqlite",
+        survives=frozenset({"process_crash", "power_loss"} if durable else {"process_crash"}),
+        shared=True,
+        why=tuple(why),
+    )
