@@ -42,11 +42,12 @@ class Teller:
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 parser.feed(data)
-                while (words := parser.gets()) is not CUT:
-                    answer = self.answer(words)
-                    if answer is CUT:
-                        return
-                    writer.write(answer)
+                answers = []
+                while CUT not in answers and (words := parser.gets()) is not CUT:
+                    answers.append(self.answer(words))
+                if CUT in answers:
+                    return
+                writer.write(b"".join(answers))
 
     def answer(self, words):
         if words[0] not in (b"EVALSHA", b"EVAL"):
@@ -179,13 +180,14 @@ async def test_an_error_is_the_reply_of_its_own_call():
         assert reply == 1
 
 
-async def test_a_script_is_taught_once_and_asked_for_again_by_those_that_missed_it():
+async def test_a_script_is_taught_once_and_asked_for_again_by_those_that_missed_it(writes):
     said = [*[b"-NOSCRIPT none\r\n"] * 4, *[b":1\r\n"] * 4]
     async with Teller(*said) as teller, line_to(teller) as line:
         calls = call(1), call(2), call(3, COMPLETE), call(4)
         assert await told(line, *calls) == [1] * 4
         again = [words[0] for words in teller.heard[4:]]
         assert sorted(again) == [b"EVAL", b"EVAL", b"EVALSHA", b"EVALSHA"]
+        assert len(writes) == 2
 
 
 async def test_a_script_forgotten_again_is_taught_again():

@@ -106,10 +106,12 @@ class Wire(asyncio.Protocol):
         self._exchange = exchange
         self._written = 0
         self._taught: dict[bytes, int] = {}
+        """By script: after how many calls its source was sent."""
+        self._lessons: list[bytes] = []
         self._reader = hiredis.Reader(notEnoughData=MORE)
         # redis-py keeps its streams to itself; test_redis_wire.py notices when they are renamed.
-        self._transport = connection._writer.transport  # noqa: SLF001
-        self._streams = self._transport.get_protocol()
+        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001
+        self._streams: Any = self._transport.get_protocol()
         # A push message may have come with the last reply of the login; anything else may not.
         self._reader.feed(bytes(connection._reader._buffer))  # noqa: SLF001
         self._hand_out()
@@ -128,16 +130,23 @@ class Wire(asyncio.Protocol):
         self._transport.write(b"".join([one.call.packed for one in asked]))
 
     def teach(self, asked: Asked) -> None:
-        """Ask again: with the script's source, unless that is on its way already."""
+        """Ask again: with the script's source, unless that is on its way already.
+
+        What is asked again leaves in one write, when all the replies that are here are handed out.
+        """
         refused_at = self._written - len(self.asked) - 1
         script = asked.call.script
         if refused_at < self._taught.get(script.sha, -1):
-            self.write(asked)
-            return
-        self._taught[script.sha] = self._written
+            self._lessons.append(asked.call.packed)
+        else:
+            self._taught[script.sha] = self._written
+            self._lessons.append(asked.call.in_full())
         self._written += 1
         self.asked.append(asked)
-        self._transport.write(asked.call.in_full())
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def take_all(self) -> list[Asked]:
         """Whatever has no reply yet; it is somebody else's from here on."""
@@ -161,6 +170,9 @@ class Wire(asyncio.Protocol):
         except hiredis.ProtocolError as error:
             self.abandon(error)
             return
+        if self._lessons and not self.is_closing:
+            self._transport.write(b"".join(self._lessons))
+            self._lessons.clear()
         self._exchange.handed_out(self, count)
 
     def _hand_out(self) -> int:
@@ -185,7 +197,7 @@ class Wire(asyncio.Protocol):
 
     def hand_back(self) -> bool:
         """Let redis-py speak again. False when that is not possible: the connection is broken."""
-        if self.asked or self._reader.has_data() or self._transport.is_closing():
+        if self.asked or self._reader.has_data() or self.is_closing:
             self._transport.abort()
             return False
         self._transport.set_protocol(self._streams)
@@ -255,9 +267,9 @@ class Exchange:
         self.send()
 
     def send(self) -> None:
-        """Write everything that waits, if it may be written."""
+        """Write everything that waits, if it may be written; if not, we hear when it may."""
         wire = self._wire
-        if wire is None or wire.is_tired or not wire.is_clear:
+        if wire is None or wire.is_tired or not wire.is_clear or wire.is_closing:
             return
         # Cancelled before it was sent: it never happened.
         ready = [asked for asked in self._waiting if not asked.future.done()]
