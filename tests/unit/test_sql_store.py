@@ -15,7 +15,9 @@ from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
 from semel.stores.rules import Completing
-from semel.stores.sql import NoTableError, SQLStore, init, lines
+from semel.stores.sql import NoTableError, SQLStore, init, inspection, lines
+from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.inspection import EXPIRED
 from semel.stores.sql.limits import AROUND_BYTES, BATCH_BYTES, chunks
 from semel.stores.sql.lines import open_engine, parse, place, with_driver
 from semel.values import Busy, Claim, Done, Kept, Outcome, State, Terms, Won
@@ -439,3 +441,15 @@ async def test_a_sweep_goes_in_chunks_up_to_its_limit(url):
     assert await ledger.sweep() == 600
     assert len(await ledger.records(limit=2000)) == 1
     await store.aclose()
+
+
+def test_a_sweep_looks_up_what_has_expired_and_reads_nothing_else(postgres_url, mariadb_url):
+    for url, statement in ((postgres_url, inspection.POSTGRES_SWEEP), (mariadb_url, EXPIRED)):
+        init(url)
+        engine = open_engine(parse(url))
+        said = dialect_named(engine.dialect.name).say(statement).replace("?", "500")
+        with engine.connect() as connection:
+            plan = [str(tuple(line)) for line in connection.exec_driver_sql(f"EXPLAIN {said}")]
+        engine.dispose()
+        wanted = "Index Cond: (expires_at <=" if url == postgres_url else "'range'"
+        assert any(wanted in line for line in plan), plan

@@ -123,26 +123,21 @@ async def forget(link: Link, id: bytes, force: bool) -> bool:
 # --- sweeping -----------------------------------------------------------------------------------
 
 EXPIRED = "SELECT id FROM idempotency WHERE expires_at <= {now} ORDER BY expires_at LIMIT ?"
+
+# The clock in a subquery is read once and can be looked up in the index; by itself it is compared
+# with every row there is. Rows that are locked keep their place, so that is what they go by.
 POSTGRES_SWEEP = """
-DELETE FROM idempotency WHERE id IN (
-    SELECT id FROM idempotency WHERE expires_at <= {now}
+DELETE FROM idempotency WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM idempotency WHERE expires_at <= (SELECT {now})
     ORDER BY expires_at LIMIT ? FOR UPDATE SKIP LOCKED
-)
+))
 """
 
 
-async def sweep(link: Link, limit: int) -> int:
-    """Delete what expired, a chunk at a time."""
-    is_postgres = link.dialect.name == "postgresql"
-    swept = 0
-    while swept < limit:
-        size = min(SWEEP_CHUNK, limit - swept)
-        chunk = _sweep_postgres(link, size) if is_postgres else _sweep_by_id(link, size)
-        found, deleted = await chunk
-        swept += deleted
-        if found < size:
-            break
-    return swept
+async def sweep(link: Link, size: int) -> tuple[int, int]:
+    """Delete so many of what expired: how many were found, and how many deleted."""
+    work = _sweep_postgres if link.dialect.name == "postgresql" else _sweep_by_id
+    return await work(link, size)
 
 
 async def _sweep_postgres(link: Link, size: int) -> tuple[int, int]:
@@ -151,11 +146,17 @@ async def _sweep_postgres(link: Link, size: int) -> tuple[int, int]:
 
 
 async def _sweep_by_id(link: Link, size: int) -> tuple[int, int]:
-    """Found without a lock, deleted by primary key if still expired: no range is ever locked."""
+    """Found without a lock, deleted by primary key if still expired and nobody has it locked."""
     now = link.dialect.now_param()
-    ids = sorted(bytes(id) for (id,) in await link.fetch(EXPIRED, (*now, size)))
+    ids = [bytes(id) for (id,) in await link.fetch(EXPIRED, (*now, size))]
     if not ids:
         return 0, 0
+    async with generic.transaction(link):
+        free = sorted(await generic.lock(link, ids))
+        return len(ids), await _delete_expired(link, free) if free else 0
+
+
+async def _delete_expired(link: Link, ids: Sequence[bytes]) -> int:
     marks = ", ".join("?" * len(ids))
     statement = f"DELETE FROM idempotency WHERE id IN ({marks}) AND expires_at <= {{now}}"  # noqa: S608
-    return len(ids), await link.change(statement, (*ids, *now))
+    return await link.change(statement, (*ids, *link.dialect.now_param()))
