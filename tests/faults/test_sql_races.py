@@ -199,7 +199,7 @@ def test_a_row_that_is_renewed_under_a_sweep_is_left(ledger, lines, change):
     revive = "expires_at = '2999-01-01 00:00:00.000000'"
 
     def sweep(link):
-        return inspection.sweep(Between(link, "DELETE", lambda: change(revive)), 10)
+        return inspection.sweep(Between(link, link.dialect.begin, lambda: change(revive)), 10)
 
     assert run(lines.use(sweep)) == (1, 0)
     assert run(ledger.look(KEY.id)) is not None
