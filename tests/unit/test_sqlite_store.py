@@ -568,6 +568,7 @@ memory = SQLiteStore(":memory:")
 # --- signals ------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # from Python 3.13 on
 @pytest.mark.parametrize("place", ["ledger.db", ":memory:"])
 def test_a_signal_that_raises_leaves_no_lock_and_no_connection(tmp_path, place):
     store = SQLiteStore(place if place == ":memory:" else tmp_path / place)
