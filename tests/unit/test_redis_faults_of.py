@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from semel.errors import CorruptRecordError, StoreUnavailableError
-from semel.stores.redis.faults import refused, unreachable
+from semel.stores.redis.faults import has_moved, refused, unreachable, was_demoted
 from semel.stores.redis.scripts import CLAIM, call_of
 
 CALL = call_of(CLAIM, b"semel:default:{id}:ledger")
@@ -26,6 +26,30 @@ def test_a_refusal_says_what_to_do(error, kind, told):
     refusal = refused(CALL, Exception(error))
     assert type(refusal) is kind
     assert told in str(refusal)
+
+
+INSIDE_A_SCRIPT = (
+    "ERR Error running script (call to f_1): @user_script:1: @user_script: 1: "
+    "-READONLY You can't write against a read only replica."
+)
+
+
+@pytest.mark.parametrize(
+    ("reply", "demoted", "moved"),
+    [
+        (1, False, False),
+        ([b"READONLY"], False, False),
+        (Exception("OOM"), False, False),
+        (Exception("MOVED 5 h:1"), False, True),
+        (Exception("ASK 5 h:1"), False, True),
+        (Exception("LOADING"), False, True),
+        (Exception("READONLY You can't"), True, True),
+        (Exception(INSIDE_A_SCRIPT), True, True),
+    ],
+)
+def test_who_should_be_asked_instead(reply, demoted, moved):
+    assert was_demoted(reply) == demoted
+    assert has_moved(reply) == moved
 
 
 def test_a_server_that_was_never_reached_leaves_no_doubt():

@@ -6,6 +6,8 @@ have taken effect, and asking again is safe.
 
 from __future__ import annotations
 
+from typing import Any
+
 import hiredis
 import redis
 from redis.exceptions import (
@@ -24,6 +26,28 @@ from semel.stores.redis.scripts import Call, corrupt
 # What goes wrong on the way to a server; another one helps unless it is one of the second kind.
 BROKEN = (redis.RedisError, RedisClusterException, hiredis.HiredisError, OSError)
 STUCK = (AuthenticationError, redis.TimeoutError, TimeoutError)
+
+# How a server of a cluster says that another one should be asked.
+_MOVED = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "LOADING")
+
+
+def is_forgotten(reply: Any) -> bool:
+    """Does the server not know the script?"""
+    return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
+
+
+def was_demoted(reply: Any) -> bool:
+    """Is this server no master any more? Connecting again asks the sentinels who is.
+
+    Before 7.0, what a script was refused is told inside the script's own error.
+    """
+    return isinstance(reply, Exception) and "READONLY" in str(reply)
+
+
+def has_moved(reply: Any) -> bool:
+    """Should another server of the cluster be asked?"""
+    return was_demoted(reply) or (isinstance(reply, Exception) and str(reply).startswith(_MOVED))
+
 
 _HINTS = {
     "HELLO must be called": "give the password in the URL: redis://user:password@host",

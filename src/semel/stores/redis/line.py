@@ -21,10 +21,17 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import ResponseError, SlotNotCoveredError
 
 from semel.colour import keep
-from semel.stores.redis.faults import BROKEN, STUCK, refused, unreachable
+from semel.stores.redis.faults import (
+    BROKEN,
+    STUCK,
+    has_moved,
+    refused,
+    unreachable,
+    was_demoted,
+)
 from semel.stores.redis.reserve import Held, Reserve
 from semel.stores.redis.scripts import Call
-from semel.stores.redis.wire import MOVED, Asked, Exchange, room
+from semel.stores.redis.wire import Asked, Exchange, room
 
 RAW: dict[str, Any] = {NEVER_DECODE: True}
 
@@ -112,8 +119,7 @@ class SyncLine:
 def _twice(held: Held, call: Call) -> Any:
     try:
         reply = held.ask(call)
-        # A demoted master: connecting again asks the sentinels who is master now.
-        if not isinstance(reply, Exception) or "READONLY" not in str(reply):
+        if not was_demoted(reply):
             return reply
     except STUCK:
         raise
@@ -144,7 +150,7 @@ class SyncClusterLine(SyncLine):
         try:
             node = client.get_node_from_key(call.key)
             reply = self._over(client.get_redis_connection(node).connection_pool, call, Held.ask)
-            if not isinstance(reply, Exception) or not str(reply).startswith(MOVED):
+            if not has_moved(reply):
                 return reply
         except STUCK:
             raise

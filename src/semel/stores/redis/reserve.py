@@ -21,6 +21,7 @@ from typing import Any
 import hiredis
 import redis
 
+from semel.stores.redis.faults import is_forgotten
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.wire import MORE, PUSH, room
 
@@ -56,7 +57,7 @@ class Held:
         """The reply; an error that Redis answers with is returned, not raised."""
         try:
             reply = self._swap(call.packed)
-            if isinstance(reply, Exception) and "NOSCRIPT" in str(reply):
+            if is_forgotten(reply):
                 reply = self._swap(call.in_full())
         except TimeoutError as error:
             silence_s = self._socket.gettimeout()

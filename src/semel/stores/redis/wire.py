@@ -27,15 +27,19 @@ from typing import Any, Protocol
 import hiredis
 import redis
 
-from semel.stores.redis.faults import BROKEN, STUCK, refused, unreachable
+from semel.stores.redis.faults import (
+    BROKEN,
+    STUCK,
+    has_moved,
+    is_forgotten,
+    refused,
+    unreachable,
+    was_demoted,
+)
 from semel.stores.redis.scripts import Call
 
 MORE: Any = object()
 PUSH: Any = getattr(hiredis, "PushNotification", ())
-
-# How a server of a cluster says that another one should be asked.
-MOVED = ("MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "LOADING")
-
 
 # A crowd is written in parts, so that Redis works on the first while others are still asking. What
 # is paid for a write is small change for this many calls.
@@ -346,13 +350,11 @@ class Exchange:
 
     def was_refused(self, wire: Wire, asked: Asked, error: Exception) -> bool:
         """An error is the reply to this call. Can the wire still be used?"""
-        message = str(error)
-        if "NOSCRIPT" in message:
+        if is_forgotten(error):
             wire.teach(asked)
-        elif self._elsewhere is not None and message.startswith(MOVED):
+        elif self._elsewhere is not None and has_moved(error):
             self._elsewhere([asked], error)
-        elif "READONLY" in message and not asked.lost:
-            # A demoted master: connecting again asks the sentinels who is master now.
+        elif was_demoted(error) and not asked.lost:
             wire.asked.appendleft(asked)
             wire.abandon(error)
             return False
