@@ -102,7 +102,7 @@ def claim_between(lines, word, meddle, terms=TERMS):
 
 # --- PostgreSQL: seen as free, and judged again under the lock ----------------------------------
 
-TAKES = "FOR UPDATE SKIP LOCKED"
+TAKES = "FOR UPDATE"
 LATER = "clock_timestamp() + interval '1 hour'"
 EARLIER = "clock_timestamp() - interval '1 hour'"
 LAPSED = f"state = 'PENDING', lease_until = {EARLIER}"
