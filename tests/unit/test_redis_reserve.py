@@ -96,6 +96,16 @@ def test_a_connection_goes_back_to_the_pool_now_and_then(store, admin, monkeypat
         admin.acl_deluser("fresh")
 
 
+def test_a_login_that_fails_on_a_closed_connection_is_nobody_s_trouble(store, admin, monkeypatch):
+    ask(store, "warm")
+    pool = store._way._client().connection_pool
+    pool.re_auth_callback(SimpleToken("wrong", -1, 0, {"oid": "nobody"}))
+    for address in others(admin):
+        admin.client_kill(address)
+    monkeypatch.setattr(reserve, "KEPT_S", 0)
+    assert isinstance(ask(store, "k"), Won)
+
+
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(store, admin):
     ask(store, "warm")
     for address in others(admin):

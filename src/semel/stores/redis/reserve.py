@@ -14,6 +14,7 @@ closes the connection.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import hiredis
 import redis
 
-from semel.stores.redis.faults import is_forgotten
+from semel.stores.redis.faults import BROKEN, is_forgotten
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.wire import MORE, PUSH, room
 
@@ -134,7 +135,8 @@ class Reserve:
         """Back to the pool; nobody else may read what is left on a connection that is not clean."""
         if broken or not held.is_clean:
             held.connection.disconnect()
-        self._pool.release(held.connection)
+        with contextlib.suppress(*BROKEN):  # logging in again fails: the pool opens it anew
+            self._pool.release(held.connection)
 
     def close(self) -> None:
         while self._idle:

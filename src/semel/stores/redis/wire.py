@@ -19,7 +19,6 @@ looked at. The easy mistake is to keep a connection of a pool that has few: see 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -304,9 +303,11 @@ class Exchange:
             if not is_sound:
                 await connection.disconnect(nowait=True)
             await self._lender.take_back(connection)
-        except BaseException:
+        except asyncio.CancelledError:
             self._worn = connection, False
             raise
+        except BROKEN:
+            pass  # redis-py has it, and puts right what failed when it is needed
 
     def _connected(self, task: asyncio.Task[Exception | None]) -> None:
         self._task = None
@@ -336,8 +337,7 @@ class Exchange:
             self._timer = None
         if task is not None:
             await asyncio.wait([task])
-        with contextlib.suppress(*BROKEN):
-            await self._give_back()
+        await self._give_back()
 
     # --- what comes back --------------------------------------------------------------------
 
