@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import hiredis
 import pytest
@@ -133,6 +134,18 @@ def test_a_repeated_claim_is_told_again_whom_it_took_over_from(ledger, admin, en
     second = ask(ledger, "h/2")
     assert (second.orphan is not None) == (ended == "lease ran out")
     assert ask(ledger, "h/2") == second
+
+
+@pytest.mark.parametrize("ttl_s", [0.0004, 0.0016, 7.5, 600])
+def test_a_record_never_goes_before_its_time(ledger, ttl_s):
+    """Redis counts in milliseconds, from the one in which the script began."""
+    for number in range(20):
+        key = make_key(f"k{number}")
+        terms = Terms(lease_s=30, ttl_s=ttl_s)
+        run(ledger.claim(key, attempt="h/1", terms=terms))
+        record = run(ledger.look(key.id))
+        spare = record.expires_at - record.lease_until - timedelta(seconds=ttl_s)
+        assert timedelta(0) <= spare < timedelta(seconds=1)
 
 
 def test_a_held_record_has_no_expiry_while_it_runs(ledger, admin):
