@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +19,18 @@ def _strike(*_: object) -> None:
 
 @contextlib.contextmanager
 def alarms() -> Iterator[Callable[[float, Callable[[], Any]], bool]]:
-    """A function that does some work and strikes it after so many microseconds: did it hit?"""
+    """A function that does some work and strikes it after so many microseconds: did it hit?
+
+    Garbage is put off meanwhile: a finalizer that is struck would be reported as an error of ours.
+    """
+    gc.collect()
+    gc.disable()
     before = signal.signal(signal.SIGALRM, _strike)
     timeout = signal.setitimer(signal.ITIMER_REAL, 0)  # pytest's own
     try:
         yield _struck
     finally:
+        gc.enable()
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *timeout)
 
