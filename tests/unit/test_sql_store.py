@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import psycopg
 import pytest
@@ -224,6 +225,26 @@ def test_a_loop_that_was_closed_over_its_connections_is_left_behind(postgres_url
     loop.close()
     assert isinstance(asyncio.run(ask(store.ledger(ASYNC))), Busy)
     asyncio.run(store.aclose())
+
+
+def test_an_event_loop_may_move_in_while_another_thread_looks_for_closed_ones(sqlite_url):
+    store = SQLStore(sqlite_url)
+    ledger = store.ledger(ASYNC)
+    threads = []
+
+    class Watched:
+        """A loop that is just being looked at when another one moves in."""
+
+        def is_closed(self):
+            if not threads:
+                threads.append(threading.Thread(target=asyncio.run, args=(ask(ledger),)))
+                threads[0].start()
+                threads[0].join(0.3)  # it has moved in, or waits until this look is over
+            return False
+
+    ledger._homes[Watched()] = None  # no other way to be in the middle of it
+    assert isinstance(asyncio.run(ask(ledger, make_key("other"))), Won)
+    threads[0].join()
 
 
 # --- corrupt ------------------------------------------------------------------------------------

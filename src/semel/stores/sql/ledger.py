@@ -217,6 +217,10 @@ class AsyncLedger(SQLLedger):
     async def submit(self, op: Operation) -> Any:
         return await self.home().submit(op)
 
+    async def perform(self, op: Operation) -> Any:
+        answer = await self.home().submit(op)  # without the way through `submit`: a tenth of it all
+        return await self._ask_again(op) if answer is AGAIN else answer
+
     def _leave_closed(self) -> None:
         with self._moving:  # another thread's loop may be moving in or out
             closed = [loop for loop in self._homes if loop.is_closed()]
