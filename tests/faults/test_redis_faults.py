@@ -19,7 +19,7 @@ from semel.keys import make_key, new_attempt
 from semel.stores.redis import RedisStore
 from semel.stores.redis.scripts import Names
 from semel.testing.contracts import ledger_of
-from semel.values import Busy, Done, Kept, Lost, Outcome, Terms, Won
+from semel.values import Busy, Done, Kept, Lost, Outcome, State, Terms, Won
 from support import servers
 from support.process import free_port, wait_until
 from support.proxy import Proxy
@@ -464,6 +464,28 @@ async def test_many_callers_follow_a_moving_slot(redis_cluster, redis_cluster_ur
         answers = await asyncio.gather(*(ask(ledger) for _ in range(16)))
         assert {type(answer) for answer in answers} == {Busy}
     assert await ledger.complete(claim, VALUE) == Kept()
+
+
+async def test_a_withdrawal_does_not_overtake_a_claim_that_was_redirected(
+    redis_cluster, redis_cluster_url, opened
+):
+    ledger = opened(redis_cluster_url).ledger(ASYNC)
+    claim = (await ask(ledger)).claim
+    await ledger.release(claim)
+    with Migration(redis_cluster, NAME) as migration:
+        await ledger.forget(PAY.id, force=True)
+        for turns in range(16):  # a key that is not there yet is asked for on the other side
+            attempt = new_attempt()
+            task = asyncio.ensure_future(ask(ledger, attempt=attempt))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await ledger.release(replace(claim, attempt=attempt, fence=0))
+            record = await ledger.look(PAY.id)
+            assert record is None or record.state is State.FAILED, turns
+            await ledger.forget(PAY.id, force=True)
+        migration.finish()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from semel.errors import StoreUnavailableError
 from semel.stores.redis.line import AsyncLine
-from semel.stores.redis.scripts import CLAIM, COMPLETE, call_of
+from semel.stores.redis.scripts import CLAIM, COMPLETE, RELEASE, call_of
 from semel.stores.redis.wire import ENOUGH, Wire, room
 
 CUT = object()
@@ -188,6 +188,18 @@ async def test_a_script_is_taught_once_and_asked_for_again_by_those_that_missed_
         again = [words[0] for words in teller.heard[4:]]
         assert sorted(again) == [b"EVAL", b"EVAL", b"EVALSHA", b"EVALSHA"]
         assert len(writes) == 2
+
+
+async def test_a_call_that_missed_its_script_and_its_caller_is_not_asked_again():
+    """Its caller has withdrawn it meanwhile: it would be carried out after its own withdrawal."""
+    said = [b":1\r\n", b"-NOSCRIPT none\r\n", b":2\r\n", b":3\r\n"]
+    async with Teller(*said) as teller, line_to(teller) as line:
+        await line.call(call())
+        claim = line.call(call(1))
+        claim.cancel()
+        assert await line.call(call(1, RELEASE)) == 2
+        assert await line.call(call(2)) == 3
+        assert [words[0] for words in teller.heard] == [b"EVALSHA"] * 4
 
 
 async def test_a_script_forgotten_again_is_taught_again():

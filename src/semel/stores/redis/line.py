@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import redis
@@ -231,13 +232,23 @@ class AsyncClusterLine:
         self._client = client
         self._timeout_s = timeout_s
         self._exchanges: dict[str, Exchange] = {}
+        self._detours: dict[bytes, asyncio.Future[None]] = {}
+        """By key: the last call that is on its way to another server."""
 
     def call(self, call: Call) -> Awaitable[Any]:
+        detour = self._detours.get(call.key)
+        if detour is not None:
+            return self._call_behind(detour, call)
         try:
             name: str = self._client.get_node_from_key(call.key).name
         except SlotNotCoveredError:
             return self._call_somewhere(call)
         return self._exchange(name).submit(call)
+
+    async def _call_behind(self, detour: asyncio.Future[None], call: Call) -> Any:
+        """A withdrawal must not overtake the claim it withdraws."""
+        await asyncio.wait([detour])
+        return await self.call(call)
 
     async def _call_somewhere(self, call: Call) -> Any:
         try:
@@ -278,13 +289,27 @@ class AsyncClusterLine:
 
     def _elsewhere(self, unanswered: Sequence[Asked], error: Exception) -> None:
         for asked in unanswered:
-            keep(asyncio.ensure_future(self._redirected(asked, str(error))))
+            key = asked.call.key
+            before = self._detours.get(key)
+            detour = asyncio.ensure_future(self._redirected(asked, str(error), before))
+            self._detours[key] = detour
+            detour.add_done_callback(partial(self._arrived, key))
+            keep(detour)
 
-    async def _redirected(self, asked: Asked, redirection: str) -> None:
+    def _arrived(self, key: bytes, detour: asyncio.Future[None]) -> None:
+        if self._detours.get(key) is detour:
+            del self._detours[key]
+
+    async def _redirected(
+        self, asked: Asked, redirection: str, before: asyncio.Future[None] | None
+    ) -> None:
         """Ask whoever knows now, in what is left of the caller's time."""
-        due = asked.since + self._timeout_s
         try:
-            async with asyncio.timeout_at(due):
+            async with asyncio.timeout_at(asked.since + self._timeout_s):
+                if before is not None:
+                    await asyncio.wait([before])
+                if asked.future.done():
+                    return
                 reply = await self._reply_to(asked.call, redirection)
         except asyncio.CancelledError:
             asked.future.cancel()

@@ -350,6 +350,10 @@ class Exchange:
 
     def was_refused(self, wire: Wire, asked: Asked, error: Exception) -> bool:
         """An error is the reply to this call. Can the wire still be used?"""
+        if asked.future.done():
+            # Nobody waits, and it was not carried out. Asked again, it could come after the
+            # withdrawal that its caller has sent behind it.
+            return True
         if is_forgotten(error):
             wire.teach(asked)
         elif self._elsewhere is not None and has_moved(error):
