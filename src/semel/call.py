@@ -89,6 +89,7 @@ class Call:
     _started = 0.0
     _timer: Timer | None = None
     _waited = False
+    _warned = False
 
     def __init__(
         self, policy: Policy, ledger: StoreLedger, colour: Colour, key: Key, fingerprint: bytes
@@ -194,7 +195,8 @@ class Call:
                 if left_s <= 0:
                     return answer
                 rung = await waiter.wait(min(left_s, poll_s) if seat.in_front else left_s)
-                if rung or seat.in_front:
+                # Whoever is in front may hang in its own asking: nobody leaves without asking.
+                if rung or seat.in_front or self.colour.now() >= until:
                     answer = await self._claim()
                 poll_s = min(poll_s * 1.6, LAST_POLL_S)
         if not isinstance(answer, Won):
@@ -304,7 +306,7 @@ class Call:
         try:
             verdict = await self._ledger.renew(self._claimed())
         except StoreUnavailableError as error:
-            self._renew_soon(now, error)
+            self._renew_soon(attempt, now, error)
             return
         if isinstance(verdict, Lost):
             attempt.lost = attempt._active
@@ -323,12 +325,18 @@ class Call:
         )
         return True
 
-    def _renew_soon(self, now: float, error: StoreUnavailableError) -> None:
-        """One failed renewal is not a lost lease: try again until the real deadline."""
-        if now < self._deadline:
-            self._keep_lease(self.policy.terms.lease_s / (4 * RENEWALS_PER_LEASE))
-        else:
+    def _renew_soon(self, attempt: Attempt, now: float, error: StoreUnavailableError) -> None:
+        """A failed renewal is not a lost lease: only the store can say that it is lost.
+
+        By our own reckoning it may be over, while in the store nobody has taken it, or a doubled
+        request of ours has made it longer.
+        """
+        if not attempt._active:
+            return
+        if now >= self._deadline and not self._warned:
+            self._warned = True
             log.warning("semel: the lease on %r could not be renewed: %s", self.key.text, error)
+        self._keep_lease(self.policy.terms.lease_s / (4 * RENEWALS_PER_LEASE))
 
     def _claimed(self) -> Claim:
         assert self.attempt is not None

@@ -180,11 +180,20 @@ class Promises:
     def _watch(self, op: Operation, before: Row | None, answer: Any, after: Row | None) -> None:
         attempt = op.attempt if isinstance(op, Claiming) else op.claim.attempt
         self._server.loop.note(type(op).__name__, attempt, type(answer).__name__)
-        self._oracle.watch(op, before, answer, after, self._server.now_us())
         visit = self.visits.get(attempt)
+        if visit is not None and isinstance(op, Claiming):
+            self._check_patience(visit)
+        self._oracle.watch(op, before, answer, after, self._server.now_us())
         if visit is not None:
             self._learn(visit, op, answer)
             self._check_unknown(visit, after)
+
+    def _check_patience(self, visit: Visit) -> None:
+        """Whoever waits is there soon after the key is free."""
+        story, now_us = self._story(visit), self._server.now_us()
+        waits = visit.waited and visit.clean and not visit.over and not visit.began
+        if waits and story.alive(now_us) and story.free_for_us(now_us) > NOTICE_US:
+            self.wrong("a waiter came late to a key that was free")
 
     def _learn(self, visit: Visit, op: Operation, answer: Any) -> None:
         if isinstance(op, Claiming):

@@ -443,7 +443,8 @@ class World:
 
     def _pause(self, machine: Machine) -> None:
         self.hit("pause")
-        machine.paused_until = self.loop.clock_s + self.chance() * 3 * LEASE_S
+        until = self.loop.clock_s + self.chance() * 3 * LEASE_S
+        machine.paused_until = max(machine.paused_until, until)
         for visit in machine.visits:
             visit.paused = visit.paused or not visit.over
 
