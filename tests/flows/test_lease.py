@@ -86,6 +86,20 @@ async def test_a_failed_renewal_is_not_a_lost_lease(store):
     assert seen == [False]
 
 
+async def test_a_lease_that_should_be_over_is_renewed_once_the_store_is_back(store, caplog):
+    """Nobody took it: that we counted it as over is no reason to let go of it."""
+    store.line.lose_request["renew"] = 20  # twelve tries fit into one lease
+
+    @idempotent(store=store, key="k", **SHORT)
+    async def pay():
+        while store.line.count["renew"] < 22:
+            await asyncio.sleep(0.01)
+        return current().lost
+
+    assert await pay() is False
+    assert caplog.text.count("could not be renewed") == 1
+
+
 async def test_a_hung_body_does_not_hold_its_key_for_ever(store):
     hung = asyncio.Event()
 

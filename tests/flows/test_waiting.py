@@ -244,6 +244,34 @@ async def test_if_the_one_in_front_leaves_the_next_takes_up_its_duty(store, cloc
     assert await asyncio.wait_for(second, 5) == "ok"
 
 
+async def test_nobody_gives_up_without_asking_when_the_one_in_front_hangs(store, clock):
+    @idempotent(
+        store=store,
+        on_duplicate="wait",
+        key="k",
+        operation="o",
+        wait_timeout=0.1,
+        fingerprint=None,
+    )
+    async def pay():
+        return "ok"
+
+    key = make_key("k", operation="o")
+    run(store.store.ledger(SYNC).claim(key, attempt=new_attempt(), terms=Terms()))
+    first = asyncio.create_task(pay())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(pay())
+    await asyncio.sleep(0)
+    store.line.delay_before["claim"] = 30  # the first one hangs in its next question
+    while store.line.count["claim"] < 3:
+        await asyncio.sleep(0)
+    del store.line.delay_before["claim"]
+    clock.advance(31)
+    assert await asyncio.wait_for(second, 5) == "ok"
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_threads_and_tasks_wait_for_each_other(store):
     """One store, both colours: a sync holder finishing wakes an async waiter."""
     started, finish = threading.Event(), threading.Event()

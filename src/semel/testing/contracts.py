@@ -12,7 +12,7 @@
 
 The tests are `async def` and run in both colours; over the sync colour every verb is driven to
 its end on this thread, which also proves that it never suspends. Time is not slept: `age` makes
-the stored records older (or moves the store's injected clock). Needs pytest-asyncio in auto
+the stored records older (or moves the store's injected clock). Needs pytest-asyncio, in either
 mode, and hypothesis.
 """
 
