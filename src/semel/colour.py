@@ -128,9 +128,13 @@ class _Alarm:
     """One daemon thread per process that runs what falls due; started on first use.
 
     Setting and cancelling an alarm happen on every guarded call and must cost next to nothing:
-    they touch a set, and the thread is woken only when it would sleep too long. What falls due
-    is rare, and runs in a thread of its own.
+    they touch a set, and the thread is woken only when it would sleep too long. Waking it costs
+    more than a whole call, so it looks again of its own accord for a while before it sleeps for
+    good: calls that follow each other find it up. What falls due is rare, and runs in a thread
+    of its own.
     """
+
+    LINGERS_S = 1.0
 
     def __init__(self) -> None:
         self.entries: set[_Entry] = set()
@@ -161,16 +165,22 @@ class _Alarm:
                 self._thread = thread
 
     def _run(self) -> None:
+        lingers = True
         while True:
             # "Never" comes before the look: whoever sets an alarm meanwhile wakes us again.
             self._wake.clear()
             self._looks_at = math.inf
-            self._ring(time.monotonic())
-            self._looks_at = min((entry.due for entry in list(self.entries)), default=math.inf)
-            if self._looks_at == math.inf:
+            now = time.monotonic()
+            self._ring(now)
+            first = min((entry.due for entry in list(self.entries)), default=math.inf)
+            if first == math.inf and lingers:
+                first = now + self.LINGERS_S
+            self._looks_at = first
+            if first == math.inf:
                 self._wake.wait()
+                lingers = True
             else:
-                self._wake.wait(max(0.0, self._looks_at - time.monotonic()))
+                lingers = self._wake.wait(max(0.0, first - time.monotonic()))
 
     def _ring(self, now: float) -> None:
         for entry in list(self.entries):
