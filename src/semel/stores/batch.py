@@ -1,9 +1,9 @@
 """Adaptive batching: while one batch is under way, the next one gathers.
 
 An idle caller's operation goes out at once, alone; a hundred concurrent ones go out together.
-There is no timer and nothing to tune but the largest batch. A batch belongs to no caller: it
-runs in a task of its own, so a caller that is cancelled leaves the others' work alone, and an
-operation that was sent is carried out whether or not its caller still listens.
+There is no timer. A batch belongs to no caller: it runs in a task of its own, so a caller that is
+cancelled leaves the others' work alone, and an operation that was sent is carried out whether or
+not its caller still listens.
 
 When the connection breaks, nobody knows which operations took effect: every caller of the batch
 gets the error. Repeating is safe, every ledger verb can be repeated.
@@ -19,19 +19,27 @@ from semel.colour import keep
 
 Op = TypeVar("Op")
 
+LARGEST = 256
+
 
 class Batcher(Generic[Op]):
     """Gathers operations on one event loop and runs them in batches.
 
     `run` takes a batch and returns one answer per operation, in order; an answer that is an
     exception is raised in that operation's caller alone.
+
+    A crowd of more than `enough` goes out by halves: a server then works on the one while the
+    answers to the other are handed out. Where a batch costs a wait for the disk, nothing is enough.
     """
 
     def __init__(
-        self, run: Callable[[Sequence[Op]], Awaitable[Sequence[Any]]], *, largest: int = 256
+        self,
+        run: Callable[[Sequence[Op]], Awaitable[Sequence[Any]]],
+        *,
+        enough: int = LARGEST,
     ) -> None:
         self._run = run
-        self._largest = largest
+        self._enough = enough
         self._waiting: list[tuple[Op, asyncio.Future[Any]]] = []
         self._busy = False
 
@@ -65,8 +73,9 @@ class Batcher(Generic[Op]):
     def _next(self) -> list[tuple[Op, asyncio.Future[Any]]]:
         # Cancelled before it was sent: it never happened.
         ready = [item for item in self._waiting if not item[1].done()]
-        self._waiting = ready[self._largest :]
-        return ready[: self._largest]
+        size = min(LARGEST, max(self._enough, (len(ready) + 1) // 2))
+        self._waiting = ready[size:]
+        return ready[:size]
 
     async def _answer(self, batch: list[tuple[Op, asyncio.Future[Any]]]) -> None:
         try:

@@ -28,6 +28,10 @@ T = TypeVar("T")
 # How often an operation that was overtaken, or met a locked row, asks again: about a second.
 ASKS = 10
 
+# Rows that make a statement worth its while. A hundred callers at once take a fifth less time when
+# they go out as 50, 32 and 18 rows than as 100.
+ENOUGH = 32
+
 # What a claim is told when the row it could have is locked by somebody's open transaction, most
 # likely the one that completes it.
 LOCKED_S = 0.1
@@ -266,7 +270,7 @@ class Home:
             answers: Awaitable[list[Any]] = on(lines, lambda link: perform(link, ops))
             return answers
 
-        return Batcher(run)
+        return Batcher(run) if lines.dialect.name == "sqlite" else Batcher(run, enough=ENOUGH)
 
     def _move_in(self) -> AsyncGenerator[None, None]:
         """Be told of the event loop's end, from its first step on, which suspends nobody."""
