@@ -45,7 +45,7 @@ def _parsed(names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="does it run? the figures are noise")
-    parser.add_argument("--full", action="store_true", help="four times as long, for quieter figures")
+    parser.add_argument("--full", action="store_true", help="four times as long")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every block, for programs")
     parser.add_argument("--disk", type=Path, metavar="DIR", help="a folder on the disk to measure")
     parser.add_argument(
