@@ -213,12 +213,19 @@ class Call:
 
     def _conflict(self, answer: Mismatch) -> IdempotencyConflictError:
         if answer.what == "operation":
-            what, advice = "for another operation", "or set per_operation=True"
+            what = f"for another operation than {self.key.operation!r}"
+            advice = (
+                "For a new effect use a new key, or set per_operation=True. If it is the same "
+                "function under a new name, keep the old one with operation=; `semel ledger "
+                "explain` shows it"
+            )
         else:
-            what, advice = "with other arguments", "or choose with fingerprint= what is compared"
+            what = "with other arguments"
+            advice = (
+                "Use a new key for a new effect, or choose with fingerprint= what is compared"
+            )
         return IdempotencyConflictError(
-            f"{self.key.text!r} was used before {what}; nothing was run. Use a new key for a new "
-            f"effect, {advice}",
+            f"{self.key.text!r} was used before {what}; nothing was run. {advice}",
             key=self.key.text,
         )
 

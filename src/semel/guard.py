@@ -69,6 +69,11 @@ def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     so give each its own. When the process dies between the step's effect and its record, the
     step runs again: hand `current().child_key(name)` to the receiver.
     """
+    if not callable(fn):
+        raise SettingsError(
+            f"step({name!r}, {fn!r}): give its name and then what to do, as in "
+            'step("charge", bank.charge, order)'
+        )
     call = current().call
     flow = call.step(name, fn, args, kwargs)
     if call.colour is ASYNC:
@@ -289,6 +294,8 @@ class _Guard:
     ) -> None:
         _refuse_generators(fn)
         _refuse_settings(scope, fingerprint, version)
+        if operation == "":
+            raise SettingsError("operation='' is empty; leave it out, or give the effect a name")
         self._fn = fn
         self._policy = policy
         self._store = store
@@ -297,7 +304,7 @@ class _Guard:
         self._per_operation = per_operation
         self._version = version
         self._colour = ASYNC if _is_async(fn) else SYNC
-        self._operation = operation or keys.operation_of(fn)
+        self._operation = keys.operation_of(fn) if operation is None else operation
         self._binder = keys.Binder(fn)
         self._key = self._key_setting(key)
         self._compares = key is not None and fingerprint is not None

@@ -45,8 +45,10 @@ class Ledger(Protocol):
 
         `Won` when nobody has it, when the last attempt failed, or when its holder's lease ran
         out and `terms.takeover` allows it; the same attempt asking again gets its own `Won`.
-        `Mismatch` comes before every other answer. A fence is larger than every earlier one of
-        the key: max(previous + 1, the store's clock in microseconds).
+        `Mismatch` comes before every other answer. A doubled request that arrives after its own
+        attempt was released or given up is `Busy(0.0)`: it must not claim for nobody. A fence is
+        larger than every earlier one of the key: max(previous + 1, the store's clock in
+        microseconds).
         """
         ...
 
@@ -103,8 +105,8 @@ class Inspect(Protocol):
     ) -> bool:
         """Settle a record whose lease has run out: with an outcome, or None to let it run again.
 
-        False, and nothing changed, when the fence is not the current one, when the lease is
-        live, or when an outcome is recorded already.
+        The record's past tells of it. False, and nothing changed, when the fence is not the
+        current one, when the lease is live, or when an outcome is recorded already.
         """
         ...
 

@@ -230,8 +230,24 @@ async def test_the_same_key_in_another_function_is_a_conflict(paint, store):
     one = paint.guard(lambda: 1, store=store, key="same", operation="one")
     two = paint.guard(lambda: 2, store=store, key="same", operation="two")
     assert await paint.call(one) == 1
-    with pytest.raises(IdempotencyConflictError, match="per_operation"):
+    with pytest.raises(IdempotencyConflictError, match="per_operation") as caught:
         await paint.call(two)
+    assert "another operation than 'two'" in str(caught.value)
+    assert "keep the old one with operation=" in str(caught.value)
+
+
+def test_an_operation_without_a_name_is_refused(store):
+    with pytest.raises(SettingsError, match="operation=''"):
+        idempotent(store=store, operation="")(len)
+
+
+def test_a_step_with_its_arguments_swapped_says_so(store):
+    @idempotent(store=store)
+    def pay():
+        return step(len, "charge")  # type: ignore[arg-type]
+
+    with pytest.raises(SettingsError, match="its name and then what to do"):
+        pay()
 
 
 async def test_per_operation_makes_them_two(paint, store):

@@ -865,6 +865,37 @@ def test_operations_are_named_by_module_and_qualname():
     assert operation_of(asyncio.sleep) == "asyncio.tasks.sleep"
 
 
+SHOP = """
+import multiprocessing
+from semel.keys import operation_of
+
+def charge(): ...
+
+def shown():
+    print(operation_of(charge), flush=True)
+
+if __name__ == "__main__":
+    shown()
+    child = multiprocessing.get_context("spawn").Process(target=shown)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [(["shop.py"], 2), (["-m", "shop"], 2), (["-c", "import shop; shop.shown()"], 1)],
+    ids=["script", "module", "imported"],
+)
+def test_a_script_has_the_name_that_others_import_it_by(tmp_path, how, times):
+    """Else what `python shop.py` did would be another operation to the worker that imports it."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    source = str(pathlib.Path(inspect.getfile(operation_of)).parents[2])
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(tmp_path)])}
+    said = subprocess.check_output([sys.executable, *how], cwd=tmp_path, env=env, text=True)
+    assert said.split() == ["shop.charge"] * times
+
+
 def test_a_local_function_has_a_name_and_a_lambda_has_none():
     def local(): ...
 

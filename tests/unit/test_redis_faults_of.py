@@ -57,3 +57,8 @@ def test_a_server_that_was_never_reached_leaves_no_doubt():
     assert ".." not in str(unreachable(refused_us))
     assert "unknown" not in str(unreachable(refused_us))
     assert "unknown" in str(unreachable(redis.TimeoutError("Timeout reading from h:1")))
+
+
+def test_a_wrong_password_is_not_called_a_missing_one():
+    wrong = redis.AuthenticationError("invalid username-password pair or user is disabled.")
+    assert "check the user and password in the URL" in str(unreachable(wrong))

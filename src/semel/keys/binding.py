@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -164,4 +166,17 @@ def operation_of(fn: Any) -> str:
         raise SettingsError(
             "a lambda has no name to know it by in the next process; give operation=, or use def"
         )
-    return f"{inner.__module__}.{name}"
+    return f"{_module_of(inner)}.{name}"
+
+
+def _module_of(fn: Any) -> str:
+    """The module's name as others import it: a script is `__main__` only to itself."""
+    name: str = fn.__module__
+    if name not in ("__main__", "__mp_main__"):
+        return name
+    main = sys.modules.get(name)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    path = getattr(main, "__file__", None)
+    return name if path is None else Path(path).stem

@@ -50,6 +50,7 @@ def has_moved(reply: Any) -> bool:
 
 
 _HINTS = {
+    "invalid username-password pair": "check the user and password in the URL",
     "HELLO must be called": "give the password in the URL: redis://user:password@host",
     "unauthenticated": "give the password in the URL: redis://user:password@host",
     "NOAUTH": "give the password in the URL: redis://user:password@host",
@@ -94,7 +95,7 @@ def unreachable(error: Exception) -> StoreUnavailableError:
     reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__).rstrip(".")
     if hint := _hint(reason):
         return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
-    doubt = "Whether it took effect is unknown; asking again is safe. "
+    doubt = "Whether Redis carried it out is unknown. "
     return StoreUnavailableError(
         f"Redis did not answer: {reason}. {'' if ' connecting to ' in reason else doubt}"
         "Check that the server runs and can be reached from here"

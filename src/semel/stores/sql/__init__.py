@@ -26,7 +26,12 @@ try:
 except ImportError as error:  # pragma: no cover - every test environment has it
     from semel.errors import SettingsError
 
-    raise SettingsError("SQLAlchemy is not installed: pip install 'semel[sql]'") from error
+    # SQLAlchemy itself may be there, without what its async half needs.
+    missing = "SQLAlchemy" if error.name in (None, "sqlalchemy") else error.name
+    raise SettingsError(
+        f"{missing} is not installed: pip install 'semel[sql]', or [postgres] or [mysql], which "
+        "bring the driver too"
+    ) from error
 
 from semel.colour import Colour, after_fork
 from semel.errors import SettingsError
