@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from semel.cli.app import app, invoke
 from semel.colour import SYNC, run
 from semel.errors import CorruptRecordError, OutcomeUnknownError, ReplayedError
 from semel.keys import make_key, new_attempt
+from semel.stores import SQLStore
 from semel.values import Outcome, Terms
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -223,11 +225,16 @@ def test_version_and_operation_may_be_part_of_the_key(sqlite_url):
 
 
 def test_what_is_not_recorded_is_not_found(filled):
-    result = semel_cli("ledger", "explain", filled, "paid:8", "--json")
+    plain = semel_cli("ledger", "explain", filled, "paid:8")
+    as_json = semel_cli("ledger", "explain", filled, "paid:8", "--json")
 
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "nothing is recorded for 'paid:8'" in result.stderr
+    why = "nothing is recorded for 'paid:8'"
+    assert plain.exit_code == as_json.exit_code == 1
+    assert plain.stdout == as_json.stderr == ""
+    assert why in plain.stderr
+    told = json.loads(as_json.stdout)
+    assert (told["found"], list(told)) == (False, ["found", "why"])
+    assert why in told["why"]
 
 
 def test_the_url_may_come_from_the_environment(filled):
@@ -541,6 +548,20 @@ def test_a_settlement_that_cannot_be_is_bad_input(filled, options):
     assert answer("ledger", "explain", filled, *VANISHED)["state"] == "UNKNOWN"
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (("--retry", "--value", "1"), "--value and --retry were given"),
+        (("--retry", "--error", "no"), "--error and --retry were given"),
+        (("--retry", "--error", "no", "--value", "1"), "--value, --error and --retry were given"),
+    ],
+)
+def test_two_settlements_are_said_to_be_too_many(filled, options, given):
+    result = semel_cli("ledger", "resolve", filled, *VANISHED, *options, "--yes")
+
+    assert f"{given}; give only one" in result.stderr
+
+
 def test_a_fence_and_a_ttl_may_be_named(filled):
     wrong = semel_cli("ledger", "resolve", filled, *VANISHED, "--retry", "--yes", "--fence", "1")
     assert wrong.exit_code == 1
@@ -641,16 +662,116 @@ def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
     assert answer("db", "check", url) == {"ok": True, "version": 1, "problems": []}
 
 
-@pytest.mark.parametrize("url", ["sqlite:///a.db", "file:///var/a"])
-def test_a_store_on_disk_makes_its_own_tables(url):
-    result = semel_cli("db", "init", url)
-
-    assert result.exit_code == 0
-    assert "makes its own tables" in result.stdout
-    assert answer("db", "check", url) == {"ok": True, "version": None, "problems": []}
+@pytest.fixture(params=["sqlite", "file"])
+def disk_url(request, tmp_path):
+    return open_url(request, tmp_path, request.param)
 
 
-@pytest.mark.parametrize("url", [f"redis://:{PASSWORD}@localhost/0", "memory://", "nonsense"])
+def test_a_store_on_disk_is_missing_then_made_then_in_order(disk_url, tmp_path):
+    for verb in ("check", "upgrade"):
+        missing = semel_cli("db", verb, disk_url)
+        assert missing.exit_code == 1
+        assert "there is nothing at" in missing.stderr
+        assert "semel db init" in missing.stderr
+    assert list(tmp_path.iterdir()) == []
+
+    made = semel_cli("db", "init", disk_url)
+    assert made.exit_code == 0
+    assert "format version 1, in order" in made.stdout
+    for verb in ("init", "upgrade", "check"):
+        assert answer("db", verb, disk_url) == {"ok": True, "version": 1, "problems": []}
+
+
+def test_a_store_on_disk_in_use_is_in_order(disk_url):
+    store = connect(disk_url)
+    with once("k:1", store=store) as attempt:
+        attempt.done(1)
+        assert answer("db", "check", disk_url)["ok"]
+    store.close()
+
+
+def foreign_files(path):
+    """Files and folders that no store of ours made, by what is to be said of them."""
+    (path / "source.py").write_text("print('hello')\n" * 100)
+    (path / "empty.db").touch()
+    other = sqlite3.connect(path / "other.db")
+    other.execute("CREATE TABLE orders (id TEXT)")
+    other.close()
+    theirs = SQLStore(f"sqlite:///{path / 'sql.db'}", create=True)
+    run(theirs.ledger(SYNC).look(b"none"))
+    theirs.close()
+    newer = sqlite3.connect(path / "newer.db")
+    newer.execute("PRAGMA user_version = 9")
+    newer.close()
+    hollow = sqlite3.connect(path / "hollow.db")
+    hollow.execute("PRAGMA user_version = 1")
+    hollow.close()
+    for folder in ("void", "full", "later"):
+        (path / folder).mkdir()
+    (path / "full" / "passwd").touch()
+    (path / "later" / "semel.json").write_text('{"semel": "ledger", "format": 2}\n')
+    return {
+        f"sqlite:///{path}/source.py": "file is not a database",
+        f"sqlite:///{path}/empty.db": "no tables of SQLiteStore",
+        f"sqlite:///{path}/other.db": "no tables of SQLiteStore",
+        f"sqlite:///{path}/sql.db": "SQLiteStore did not make",
+        f"sqlite:///{path}/newer.db": "upgrade Semel",
+        f"sqlite:///{path}/hollow.db": "no such table",
+        f"sqlite:///{path}/nodir/x.db": "there is nothing at",
+        f"sqlite:///{path}/void": "is a directory",
+        f"file://{path}/source.py": "is not a directory",
+        f"file://{path}/void": "is empty",
+        f"file://{path}/full": "not a ledger",
+        f"file://{path}/later": "upgrade Semel",
+    }
+
+
+def everything_below(path):
+    return {p: p.read_bytes() if p.is_file() else None for p in path.rglob("*")}
+
+
+def test_check_looks_at_what_is_on_disk_and_changes_nothing(tmp_path):
+    strangers = foreign_files(tmp_path)
+    before = everything_below(tmp_path)
+    for url, what in strangers.items():
+        for verb in ("check", "upgrade"):
+            found = semel_cli("db", verb, url)
+            assert found.exit_code == 1, url
+            assert "in order" not in found.stdout
+            assert what in found.stderr
+            as_json = json.loads(semel_cli("db", verb, url, "--json").stdout)
+            assert not as_json["ok"]
+            assert what in as_json["problems"][0]
+    assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["sqlite:///{}/source.py", "sqlite:///{}/sql.db", "file://{}/full"]
+)
+def test_init_makes_nothing_in_a_strangers_place(name, tmp_path):
+    foreign_files(tmp_path)
+    before = everything_below(tmp_path)
+    assert semel_cli("db", "init", name.format(tmp_path)).exit_code == 1
+    assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
+def test_a_store_in_memory_has_nothing_to_check(url):
+    for words in (("db", "check"), ("db", "init"), ("ledger", "list")):
+        result = semel_cli(*words, url)
+        assert result.exit_code == 2
+        assert "lives inside the process" in result.stderr
+
+
+def test_check_knows_a_file_of_the_other_sqlite_store(filled):
+    url = filled.replace("sqlite:", "sqlite+pysqlite:")
+    found = semel_cli("db", "check", url, "--json")
+    assert found.exit_code == 1
+    [problem] = json.loads(found.stdout)["problems"]
+    assert "made by SQLiteStore" in problem
+
+
+@pytest.mark.parametrize("url", [f"redis://:{PASSWORD}@localhost/0", "nonsense"])
 def test_a_store_without_tables_is_bad_input(url):
     result = semel_cli("db", "init", url)
 
@@ -870,6 +991,14 @@ def test_the_reference_lists_every_command_as_it_is():
     assert page == wanted, "run this test with SEMEL_WRITE_DOCS=1"
 
 
+@pytest.mark.parametrize("group", [(), ("ledger",), ("db",)])
+def test_no_summary_is_cut(group):
+    shown = process(*group, "--help", env={**os.environ, "COLUMNS": "80"})
+
+    assert "Commands:" in shown.stdout
+    assert "..." not in shown.stdout.partition("Commands:")[2]
+
+
 def documented_fields(heading):
     text = REFERENCE.read_text().partition(f"### {heading}\n")[2].partition("\n##")[0]
     return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
@@ -918,7 +1047,7 @@ def test_the_page_about_settling_is_true(tmp_path, monkeypatch, capsys):
     world["provider"] = Provider()
     with pytest.raises(CutOffError):
         world["charge"](7, 500)
-    listed = semel_cli("ledger", "list", "sqlite:///shop.db", "--state", "unknown")
+    listed = semel_cli("ledger", "list", "sqlite:///settle.db", "--state", "unknown")
     assert "invoice:7" in listed.stdout
 
     for block in blocks[1:]:

@@ -63,6 +63,8 @@ def test_a_file_of_the_sqlite_store_is_refused_and_left_as_it_is(tmp_path, creat
         run(store.ledger(SYNC).look(b"none"))
     with pytest.raises(SettingsError, match="made by SQLiteStore"):
         init(f"sqlite:///{path}")
+    [problem] = check(f"sqlite:///{path}").problems
+    assert "made by SQLiteStore" in problem
     store.close()
     engine = sa.create_engine(f"sqlite:///{path}")
     assert "semel_schema" not in sa.inspect(engine).get_table_names()

@@ -23,7 +23,7 @@ from typer.main import get_command
 import semel
 from semel import admin
 from semel.admin import Admin, Identity, Recovered, Refused, Retry, Settlement, Story
-from semel.cli import show
+from semel.cli import disk, show
 from semel.errors import (
     CorruptRecordError,
     ReplayedError,
@@ -32,6 +32,7 @@ from semel.errors import (
     StoreUnavailableError,
 )
 from semel.stores import _path as path_of
+from semel.stores import connect
 from semel.values import State
 
 REFUSED = 1
@@ -51,7 +52,9 @@ ledger = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look into a ledger and settle its records."
 )
 db = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make and check the tables of a SQL store."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make and check what a store on disk or in SQL needs.",
 )
 app.add_typer(ledger, name="ledger")
 app.add_typer(db, name="db")
@@ -172,14 +175,22 @@ def _opened(url: str) -> Iterator[Admin]:
 
 def _refuse_empty(url: str) -> None:
     """A store that is made by opening it would hide a mistyped path behind "not found"."""
+    _refuse_memory(url)
+    if _on_disk(url) and not Path(path_of(url)).exists():
+        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
+
+
+def _refuse_memory(url: str) -> None:
     scheme = url.partition("://")[0].lower()
-    if scheme == "memory":
+    if scheme == "memory" or (_on_disk(url) and path_of(url) in ("", ":memory:")):
         raise SettingsError(
-            "memory:// lives inside the process that made it; give the URL of a store on disk "
+            f"{url} lives inside the process that made it; give the URL of a store on disk "
             "or on a server"
         )
-    if scheme in ("sqlite", "file") and not Path(path_of(url)).exists():
-        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
+
+
+def _on_disk(url: str) -> bool:
+    return url.partition("://")[0].lower() in ("sqlite", "file")
 
 
 def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
@@ -278,8 +289,8 @@ def explain(
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
     if story is None:
-        _fail(admin.missing(key, identity).why)
-    if as_json:
+        _show_answer(admin.missing(key, identity), "found", as_json=as_json)
+    elif as_json:
         show.print_json(show.story_json(story))
     else:
         show.print_story(story)
@@ -328,7 +339,7 @@ def resolve(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Settle an attempt that vanished: with --value, --error or --retry."""
+    """Settle an attempt that vanished. Say how it ended: --value, --error or --retry."""
     url, key = _url_and_key(first, second)
     settlement = _settlement(value, error, retry)
     identity = _identity(tenant, operation, per_operation, version)
@@ -349,8 +360,13 @@ def resolve(
 
 
 def _settlement(value: str | None, error: str | None, retry: bool) -> Settlement:
-    if (value is not None) + (error is not None) + retry != 1:
+    ways = {"--value": value is not None, "--error": error is not None, "--retry": retry}
+    given = [name for name, is_given in ways.items() if is_given]
+    if not given:
         _fail("say how it ended: give one of --value JSON, --error TEXT or --retry", BAD_INPUT)
+    if len(given) > 1:
+        listed = f"{', '.join(given[:-1])} and {given[-1]}"
+        _fail(f"{listed} were given; give only one, as it ended only one way", BAD_INPUT)
     if value is not None:
         return Recovered(_parsed(value))
     return Retry() if error is None else ReplayedError(error)
@@ -387,7 +403,7 @@ def forget(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a record, so that the next call runs, even if it happened before."""
+    """Delete a record. The next call then runs, even if it happened before."""
     url, key = _url_and_key(first, second)
     identity = _identity(tenant, operation, per_operation, version)
     with _opened(url) as desk:
@@ -460,7 +476,7 @@ def sweep(
 
 @db.command("init", cls=_Command)
 def init_tables(url: Url = "", as_json: Json = False) -> None:
-    """Make the tables where there are none."""
+    """Make the tables, or the store on disk, where there are none."""
     _tables("init", url, as_json=as_json)
 
 
@@ -472,46 +488,54 @@ def upgrade_tables(url: Url = "", as_json: Json = False) -> None:
 
 @db.command("check", cls=_Command)
 def check_tables(url: Url = "", as_json: Json = False) -> None:
-    """Compare the tables with what this release needs, and change nothing."""
+    """Compare the tables with what is needed. Nothing is changed."""
     _tables("check", url, as_json=as_json)
 
 
 def _tables(verb: str, url: str, *, as_json: bool) -> None:
     with _reporting(url):
-        if _makes_itself(url):
-            _show_report("", None, (), as_json=as_json)
+        _refuse_without_tables(url)
+        if _on_disk(url):
+            _show_disk(verb, url, as_json=as_json)
             return
         from semel.stores.sql import schema
 
         report = getattr(schema, verb)(url)
-    database = show.redact(report.database, url)
-    _show_report(database, report.version, report.problems, as_json=as_json)
+    where = f"{show.redact(report.database, url)}: schema version {report.version}"
+    _show_report(where, report.version, report.problems, as_json=as_json)
 
 
-def _makes_itself(url: str) -> bool:
-    """Is there nothing to do? A store that has no tables at all is refused."""
+def _show_disk(verb: str, url: str, *, as_json: bool) -> None:
+    """A store on disk makes its own tables when it is opened; there is no older format to lift."""
+    found = disk.look(url)
+    if verb == "init" and found.free:
+        connect(url).close()
+        found = disk.look(url)
+    where = f"{found.path}: format version {found.version}" if found.version else ""
+    problems = [found.problem] if found.problem else []
+    _show_report(where, found.version, problems, as_json=as_json)
+
+
+def _refuse_without_tables(url: str) -> None:
+    _refuse_memory(url)
     scheme = url.partition("://")[0].lower()
-    if scheme in ("sqlite", "file"):
-        return bool(path_of(url))
-    if scheme.partition("+")[0] in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
-        return False
+    kind = scheme.partition("+")[0]
+    if _on_disk(url) or kind in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
+        return
     raise SettingsError(
         f"{url!r} is not a SQL store, so there are no tables to make; `semel db` is for "
-        "postgresql://, mysql:// and mariadb://"
+        "postgresql://, mysql://, mariadb:// and stores on disk"
     )
 
 
-def _show_report(
-    database: str, version: int | None, problems: Sequence[str], *, as_json: bool
-) -> None:
+def _show_report(where: str, version: int, problems: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         show.print_json(
             {"ok": not problems, "version": version, "problems": [str(p) for p in problems]}
         )
-    elif version is None:
-        show.print_line("nothing to do: a store on disk makes its own tables on first use")
     else:
-        show.print_line(f"{database}: schema version {version}{'' if problems else ', in order'}")
+        if where:
+            show.print_line(f"{where}{'' if problems else ', in order'}")
         for problem in problems:
             show.print_error(problem)
     if problems:

@@ -98,6 +98,7 @@ def story_json(story: Story) -> Json:
     outcome = story.record.outcome
     status = None if outcome is None else outcome.status
     return {
+        "found": True,
         **record_json(story.record),
         "lease_left_s": story.lease_left_s,
         "tries": [_try_json(one) for one in story.tries],

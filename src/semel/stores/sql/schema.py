@@ -161,13 +161,16 @@ async def _climb(link: Link) -> None:
             await _mark(link, step)
 
 
+OF_SQLITE_STORE = (
+    "this file was made by SQLiteStore; open it with semel.connect('sqlite:///path.db'), "
+    "or give SQLStore another file"
+)
+
+
 async def _refuse_sqlite_store(link: Link) -> None:
     """Its table has our name and other columns: half of ours beside it would help nobody."""
     if await link.fetch("SELECT 1 FROM sqlite_master WHERE name = 'idempotency_floor'"):
-        raise SettingsError(
-            "this file was made by SQLiteStore; open it with semel.connect('sqlite:///path.db'), "
-            "or give SQLStore another file"
-        )
+        raise SettingsError(OF_SQLITE_STORE)
 
 
 async def version(link: Link) -> int:
@@ -250,6 +253,8 @@ def _check(source: lines.SyncLines) -> Report:
     try:
         inspector = sa.inspect(engine)
         tables = set(inspector.get_table_names())
+        if engine.dialect.name == "sqlite" and "idempotency_floor" in tables:
+            return Report(database, 0, (OF_SQLITE_STORE,))
         reached = run(lines.carry(source, version, SYNC)) if VERSIONS in tables else 0
         problems = [*_version_problems(reached), *_table_problems(inspector, tables, engine)]
     except source.errors as error:
