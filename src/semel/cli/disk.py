@@ -1,0 +1,104 @@
+"""What is on disk where a URL points, for `semel db`: a ledger of ours, or why it is none.
+
+Looking never makes anything: a store makes its own place when it is opened, so that a mistyped
+path would be answered with a new and empty ledger.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.errors import StoreUnavailableError
+from semel.stores import _path as path_of
+
+__all__ = ["Found", "look"]
+
+INIT = "`semel db init URL` makes a ledger there"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The format's version, 0 where nothing is ours, and what is not in order.
+
+    `free`: nobody else's, so that a ledger can be made there.
+    """
+
+    path: str
+    version: int = 0
+    problem: str = ""
+    free: bool = False
+
+
+def look(url: str) -> Found:
+    """Look at the store of a `sqlite:` or `file:` URL, and change nothing."""
+    path = path_of(url)
+    if not os.path.lexists(path):
+        nothing = f"there is nothing at {path!r}; {INIT}, if the path is right"
+        return Found(path, problem=nothing, free=True)
+    try:
+        return _folder(path) if url.lower().startswith("file:") else _file(path)
+    except OSError as error:
+        return Found(path, problem=f"{path} cannot be read: {error.strerror}")
+
+
+def _folder(path: str) -> Found:
+    from semel.stores.file.disk import MARK, MARK_NAME
+
+    if not Path(path).is_dir():
+        return Found(path, problem=f"{path} is not a directory; a file store is one")
+    names = {entry.name for entry in Path(path).iterdir()}
+    if not names:
+        return Found(path, problem=f"{path} is empty; {INIT}", free=True)
+    if MARK_NAME not in names:
+        return Found(path, problem=f"{path} is not a ledger: it has files, but no {MARK_NAME}")
+    if (Path(path) / MARK_NAME).read_bytes() != MARK:
+        return Found(
+            path,
+            problem=f"{path}/{MARK_NAME} is of another format than this version of Semel knows; "
+            "upgrade Semel, or check the path",
+        )
+    return Found(path, version=1)
+
+
+def _file(path: str) -> Found:
+    from semel.stores.sqlite.connections import Connections
+
+    if Path(path).is_dir():
+        return Found(path, problem=f"{path} is a directory; a SQLite store is a file")
+    connections = Connections(str(Path(path).absolute()))  # which opens a file and makes none
+    try:
+        return connections.read(lambda connection: _tables(path, connection))
+    except StoreUnavailableError as error:
+        return Found(path, problem=str(error))
+    finally:
+        connections.close()
+
+
+def _tables(path: str, connection: sqlite3.Connection) -> Found:
+    from semel.stores.sqlite.schema import FLOOR, SELECT, VERSION, user_version
+
+    version = user_version(connection)
+    if version < VERSION:
+        return _without_version(path, connection)
+    if version > VERSION:
+        newer = (
+            f"{path} has user_version {version}, this version of Semel knows {VERSION}; upgrade "
+            "Semel, or check the path"
+        )
+        return Found(path, version, newer)
+    connection.execute(SELECT, (b"",)).fetchone()
+    connection.execute(FLOOR).fetchone()
+    return Found(path, version)
+
+
+def _without_version(path: str, connection: sqlite3.Connection) -> Found:
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'").fetchone():
+        theirs = (
+            f"{path} has a table idempotency that SQLiteStore did not make; check it with the URL "
+            "of the store that made it, sqlite+pysqlite:///path.db perhaps"
+        )
+        return Found(path, problem=theirs)
+    return Found(path, problem=f"{path} has no tables of SQLiteStore; {INIT}", free=True)
