@@ -86,6 +86,32 @@ def test_the_clock_moves_by_hand(run_tests):
     )
 
 
+def test_the_clock_brings_its_store_along(run_tests):
+    run_tests(
+        """
+        import shop
+
+        def test_alone(semel_clock):
+            shop.charge(7)
+            semel_clock.advance(3601)
+            shop.charge(7)
+            assert shop.charged == [7, 7]
+
+        def test_another_begins_empty(semel_clock):
+            shop.charge(7)
+            assert shop.charged == [7, 7, 7]
+
+        def test_with_the_store_asked_for_later(semel_clock, request):
+            shop.charge(7)
+            assert len(shop.charged) == 4
+            request.getfixturevalue("semel_store")
+            shop.charge(7)
+            assert len(shop.charged) == 4
+        """,
+        passed=3,
+    )
+
+
 def test_afterwards_guards_use_what_they_used_before(run_tests):
     run_tests(
         """
@@ -213,7 +239,7 @@ def test_the_page_about_testing_is_true(pytester, pytest_of_a_user):
 def test_the_fixtures_explain_themselves(pytest_of_a_user):
     result = pytest_of_a_user("--fixtures", "-q")
 
-    result.stdout.re_match_lines([r"semel_clock.*", r" *The clock of `semel_store`\..*"])
+    result.stdout.re_match_lines([r"semel_clock.*", r" *The clock of `semel_store`, .*"])
     result.stdout.re_match_lines([r"semel_store.*", r" *An empty store in memory.*"])
 
 

@@ -22,19 +22,14 @@ __all__ = ["semel_clock", "semel_store"]
 
 
 @pytest.fixture
-def semel_clock() -> FakeClock:
-    """The clock of `semel_store`. It stands still; `advance(seconds)` moves it.
-
-    It decides when leases run out and records expire. It does not decide how long a call with
-    on_duplicate="wait" waits: that time is real.
-    """
+def _semel_time() -> FakeClock:
     from semel.testing.clock import FakeClock
 
     return FakeClock()
 
 
 @pytest.fixture
-def semel_store(semel_clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+def semel_store(_semel_time: FakeClock, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """An empty store in memory, for this test alone, by the clock of `semel_clock`.
 
     Guards that name no store use it; after the test they use what they used before. A guard made
@@ -43,9 +38,19 @@ def semel_store(semel_clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Memo
     from semel import settings
     from semel.stores.memory import MemoryStore
 
-    store = MemoryStore(clock=semel_clock)
+    store = MemoryStore(clock=_semel_time)
     monkeypatch.setattr(settings, "_configured", store)
     return store
+
+
+@pytest.fixture
+def semel_clock(_semel_time: FakeClock, semel_store: MemoryStore) -> FakeClock:
+    """The clock of `semel_store`, which it brings along. It stands still until `advance(seconds)`.
+
+    It decides when leases run out and records expire. It does not decide how long a call with
+    on_duplicate="wait" waits: that time is real.
+    """
+    return _semel_time
 
 
 # --- the contract -------------------------------------------------------------------------------
