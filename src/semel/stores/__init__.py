@@ -85,14 +85,33 @@ def connect(url: str) -> Store:
 
 def _no_url(given: object) -> SettingsError:
     path = str(given) if isinstance(given, str | os.PathLike) else ""
-    if "://" not in path and _PATH.search(path):
-        return SettingsError(f"{path!r} is not a store's URL; did you mean 'sqlite:///{path}'?")
+    if hint := _meant(path):
+        return SettingsError(f"{path!r} is not a store's URL; did you mean {hint}?")
     shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
     return SettingsError(f"{shown} is not a store's URL; write one of {', '.join(SCHEMES)}")
 
 
 # A separator, or the ending of a database.
 _PATH = re.compile(r"[/\\]|\.(db|sqlite3?)$")
+_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):(?P<rest>.*)", re.IGNORECASE)
+
+
+def _meant(given: str) -> str:
+    """The URL of a path, or of one behind a scheme that lacks its slashes; "" if it is neither."""
+    if "://" in given:
+        return ""
+    found = _SCHEME.fullmatch(given)
+    if found is None:
+        return f"'sqlite:///{given}'" if _PATH.search(given) else ""
+    rest = found["rest"]
+    match found["scheme"].lower():
+        case "sqlite" if rest.startswith("/"):
+            return f"'sqlite:///{rest}' (from the root) or 'sqlite://{rest}' (here)"
+        case "sqlite" if rest:
+            return f"'sqlite:///{rest}'"
+        case "file" if rest.startswith("/"):
+            return f"'file://{rest}'"
+    return ""
 
 
 def _refuse_without_sqlalchemy(scheme: str) -> None:
