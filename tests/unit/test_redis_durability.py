@@ -44,6 +44,32 @@ def test_settings_promise_this_much(standing, survives, why):
     assert found.shared
 
 
+@pytest.mark.parametrize("appendonly", [True, False, None])
+@pytest.mark.parametrize("appendfsync", ["always", "everysec", "no", ""])
+@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+def test_what_is_not_survived_has_a_reason(appendonly, appendfsync, snapshots, policy):
+    standing = replace(
+        CACHE,
+        appendonly=appendonly,
+        appendfsync=appendfsync,
+        snapshots=snapshots,
+        policy=policy,
+    )
+    found = guarantees_of("redis", [standing], can_fail_over=False)
+    why = " ".join(found.why)
+    for loss in {"process_crash", "power_loss", "failover"} - found.survives:
+        assert "voids every promise" in why or loss.replace("_", " ") in why
+
+
+def test_the_advice_is_enough():
+    """A log alone is not: its own default promises nothing here."""
+    for snapshots in (True, False):
+        standing = replace(ALWAYS, appendonly=False, snapshots=snapshots)
+        why = " ".join(guarantees_of("redis", [standing], can_fail_over=False).why)
+        assert "set appendonly yes and appendfsync always" in why
+
+
 def test_eviction_is_said_first():
     found = guarantees_of("redis", [ALWAYS, CACHE], can_fail_over=True)
     assert found.why[0].startswith("eviction")

@@ -42,6 +42,9 @@ EVERY_SECOND = (
     "the disk is slow; power loss: a second or two before it is on disk in any case; set "
     "appendfsync always"
 )
+UNSEEN = (
+    "process crash, power loss: the server refuses CONFIG GET, so its settings cannot be checked"
+)
 
 # By appendfsync. The log is written before the reply goes out, except that everysec puts the write
 # off while an fsync runs: flushAppendOnlyFile in https://github.com/redis/redis/blob/7.0/src/aof.c
@@ -76,7 +79,7 @@ def _promised(server: Standing) -> tuple[frozenset[Survives], list[str]]:
 
 def _kept_on_disk(server: Standing) -> tuple[frozenset[Survives], str]:
     if server.appendonly is None:
-        return frozenset(), "the server refuses CONFIG GET: its settings cannot be checked"
+        return frozenset(), UNSEEN
     if not server.appendonly:
         return frozenset(), _without_log(server)
     return _KEPT_BY_LOG.get(server.appendfsync, _KEPT_BY_LOG["everysec"])
@@ -85,10 +88,13 @@ def _kept_on_disk(server: Standing) -> tuple[frozenset[Survives], str]:
 def _without_log(server: Standing) -> str:
     if server.snapshots:
         return (
-            "process crash: snapshots only (save), and what was recorded after the last one is "
-            "gone when the server dies; set appendonly yes"
+            "process crash, power loss: snapshots only (save), and what was recorded after the "
+            "last one is gone when the server dies; set appendonly yes and appendfsync always"
         )
-    return "process crash: nothing is written to disk; set appendonly yes"
+    return (
+        "process crash, power loss: nothing is written to disk; set appendonly yes and "
+        "appendfsync always"
+    )
 
 
 def _about_failover(servers: Sequence[Standing], can_fail_over: bool) -> str:
