@@ -1,15 +1,17 @@
+from uuid import uuid4
+
 from celery import Celery, current_task
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
 
 import semel
 
-semel.configure(store="sqlite:///semel.db")
+semel.configure(store="sqlite:///celery-semel.db")
 
 app = Celery("shop", broker="memory://", backend="cache+memory://")
 app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True)
 
-bank = []
+bank = []  # one line per effect
 
 
 # --- by business key
@@ -52,24 +54,26 @@ def refund(order):
 
 
 def main():
+    order, task = f"o-{uuid4()}", f"t-{uuid4()}"  # new ones: the ledger remembers the last run
+
     # Sent twice by an impatient caller: two messages, two task ids, one charge.
-    one = charge.delay("o-7", 40)
-    two = charge.delay("o-7", 40)
+    one = charge.delay(order, 40)
+    two = charge.delay(order, 40)
     assert one.get(timeout=10) == two.get(timeout=10) == "receipt 1"
     assert len(bank) == 1
 
     # One message delivered twice keeps its id; another message is another reminder.
-    first = remind.apply_async(["ann"], task_id="t-1").get(timeout=10)
-    again = remind.apply_async(["ann"], task_id="t-1").get(timeout=10)
-    other = remind.apply_async(["ann"], task_id="t-2").get(timeout=10)
+    first = remind.apply_async(["ann"], task_id=task).get(timeout=10)
+    again = remind.apply_async(["ann"], task_id=task).get(timeout=10)
+    other = remind.apply_async(["ann"], task_id=f"{task}-2").get(timeout=10)
     assert (first, again, other) == (2, 2, 3)
 
     # Delivered, half done, given back, delivered again: the step is not repeated.
-    assert refund.delay("o-7").get(timeout=10) == "receipt 4"
+    assert refund.delay(order).get(timeout=10) == "receipt 4"
     assert len(bank) == 4
 
     # The same task called in place, as in tests with task_always_eager.
-    assert charge.apply(["o-7", 40]).get() == "receipt 1"
+    assert charge.apply([order, 40]).get() == "receipt 1"
 
 
 if __name__ == "__main__":

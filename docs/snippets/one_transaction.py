@@ -1,4 +1,5 @@
 import asyncio
+from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -7,9 +8,9 @@ from sqlalchemy.orm import Session
 from semel import once
 from semel.stores import SQLStore
 
-engine = sa.create_engine("sqlite:///shop.db")
+engine = sa.create_engine("sqlite:///orders.db")
 with engine.begin() as connection:
-    connection.execute(sa.text("CREATE TABLE orders (id TEXT, amount INTEGER)"))
+    connection.execute(sa.text("CREATE TABLE IF NOT EXISTS orders (id TEXT, amount INTEGER)"))
 
 store = SQLStore(engine, create=True)
 
@@ -49,7 +50,7 @@ def place_and_fail(order, amount):
 
 
 # --- async
-async_engine = create_async_engine("sqlite+aiosqlite:///shop.db")
+async_engine = create_async_engine("sqlite+aiosqlite:///orders.db")
 async_store = SQLStore(async_engine)
 
 
@@ -78,21 +79,22 @@ def count():
         return connection.execute(sa.text("SELECT count(*) FROM orders")).scalar()
 
 
-async def main():
+async def main(order):
     try:
-        assert await place_order_async("o-8", 15) == await place_order_async("o-8", 15)
+        assert await place_order_async(order, 15) == await place_order_async(order, 15)
     finally:
         await async_store.aclose()
         await async_engine.dispose()
 
 
 if __name__ == "__main__":
-    assert place_order("o-7", 40) == place_order("o-7", 40) == {"order": "o-7", "amount": 40}
-    assert count() == 1
-    asyncio.run(main())
-    assert count() == 2
+    before, order = count(), f"o-{uuid4()}"  # a new one: the ledger remembers the last run
+    assert place_order(order, 40) == place_order(order, 40) == {"order": order, "amount": 40}
+    assert count() == before + 1
+    asyncio.run(main(f"{order}-async"))
+    assert count() == before + 2
     for _ in range(2):  # the row is rolled back and the key is free at once
         try:
-            place_and_fail("o-9", 5)
+            place_and_fail(f"{order}-failing", 5)
         except ConnectionError:
-            assert count() == 2
+            assert count() == before + 2

@@ -139,6 +139,31 @@ def test_a_snippet_runs(snippet, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_all_pages_can_be_tried_in_one_folder_twice(tmp_path):
+    """As a reader does who has one folder for all of it."""
+    for page in WITH_PROGRAM:
+        (tmp_path / (page.stem.replace("-", "_") + ".py")).write_text(program(page))
+    for snippet in SNIPPETS:
+        if snippet != KILLED:
+            (tmp_path / snippet.name).write_text(snippet.read_text())
+    for path in sorted(tmp_path.glob("*.py")) * 2:
+        done = execute(path, tmp_path)
+        assert done.returncode == 0, f"{path.name}:\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_that_shows_parts_of_a_file_links_to_all_of_it(page):
+    shown = {}
+    for block in blocks(page):
+        if block.file is not None:
+            shown.setdefault(block.file, []).extend(block.lines)
+    linked = {
+        (page.parent / target).resolve() for target in re.findall(r"\]\(([^)\s#]+)\)", prose(page))
+    }
+    for file, lines in shown.items():
+        assert (ROOT / file).read_text().splitlines() == lines or ROOT / file in linked
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_page_shows_its_snippets_as_they_are(page):
     for block in blocks(page):
