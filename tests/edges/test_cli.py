@@ -103,7 +103,9 @@ def do(url, key, value=None, **settings):
 
 
 @pytest.fixture
-def filled(sqlite_url):
+def filled(sqlite_url, monkeypatch):
+    # A layout depends on the length of the holder's name, and that on the process's number.
+    monkeypatch.setattr("semel.keys.attempt._Holder.name", "web-1:12345/")
     fill(sqlite_url)
     return sqlite_url
 
@@ -348,7 +350,7 @@ def test_a_long_key_keeps_both_its_ends(filled, monkeypatch):
     rows, _ = on_a_terminal(monkeypatch, 80, "list", filled)
 
     (row,) = [row for row in rows if row.startswith("order")]
-    assert re.match(r"order:2\S*…\S*ast-one ", row)
+    assert re.match(r"order\S*…\S*-one ", row)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
