@@ -719,7 +719,7 @@ def foreign_files(path):
         f"sqlite:///{path}/sql.db": "SQLiteStore did not make",
         f"sqlite:///{path}/newer.db": "upgrade Semel",
         f"sqlite:///{path}/hollow.db": "no such table",
-        f"sqlite:///{path}/nodir/x.db": "there is nothing at",
+        f"sqlite:///{path}/nodir/x.db": "nor a folder to make it in",
         f"sqlite:///{path}/void": "is a directory",
         f"file://{path}/source.py": "is not a directory",
         f"file://{path}/void": "is empty",

@@ -36,12 +36,18 @@ def look(url: str) -> Found:
     """Look at the store of a `sqlite:` or `file:` URL, and change nothing."""
     path = path_of(url)
     if not os.path.lexists(path):
-        nothing = f"there is nothing at {path!r}; {INIT}, if the path is right"
-        return Found(path, problem=nothing, free=True)
+        return Found(path, problem=f"there is nothing at {path!r}{_advice(url, path)}", free=True)
     try:
         return _folder(path) if url.lower().startswith("file:") else _file(path)
     except OSError as error:
         return Found(path, problem=f"{path} cannot be read: {error.strerror}")
+
+
+def _advice(url: str, path: str) -> str:
+    """A file store makes the folders above it; SQLite does not."""
+    if url.lower().startswith("sqlite:") and not Path(path).parent.is_dir():
+        return ", nor a folder to make it in; check the path"
+    return f"; {INIT}, if the path is right"
 
 
 def _folder(path: str) -> Found:
