@@ -221,9 +221,7 @@ class Call:
             )
         else:
             what = "with other arguments"
-            advice = (
-                "Use a new key for a new effect, or choose with fingerprint= what is compared"
-            )
+            advice = "Use a new key for a new effect, or choose with fingerprint= what is compared"
         return IdempotencyConflictError(
             f"{self.key.text!r} was used before {what}; nothing was run. {advice}",
             key=self.key.text,

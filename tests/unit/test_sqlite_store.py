@@ -184,6 +184,7 @@ def test_a_table_that_another_store_made_is_refused_and_left_alone(path):
         shell.execute("CREATE TABLE idempotency (id BLOB PRIMARY KEY, expires_at TEXT)")
         with pytest.raises(SettingsError, match="did not make"):
             SQLiteStore(path)
+        assert shell.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert shell.execute("PRAGMA user_version").fetchone() == (0,)
 
 

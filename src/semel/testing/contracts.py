@@ -26,8 +26,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+
+try:
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "the contract needs hypothesis: pip install hypothesis", name="hypothesis"
+    ) from missing
 
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.keys import make_key, new_attempt

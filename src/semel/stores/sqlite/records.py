@@ -32,6 +32,7 @@ from semel.stores.sqlite.schema import (
     VERSION,
     create,
     guarantees_of,
+    refuse_foreign,
     user_version,
     wal,
 )
@@ -50,13 +51,15 @@ class Rows:
 
     def prepare(self) -> None:
         """Make or check the schema. A file that says it has one is never given an empty one."""
-        self._connections.read(wal)
         version = self._connections.read(user_version)
         if version > VERSION:
             raise SettingsError(
                 f"{self._connections.path} has user_version {version}, this version of Semel knows "
                 f"{VERSION}; upgrade Semel, or give SQLiteStore a file of its own"
             )
+        if version < VERSION:
+            self._connections.read(refuse_foreign)
+        self._connections.read(wal)
         if version < VERSION:
             self._connections.write(create)
         self._connections.read(lambda c: c.execute(SELECT, (b"",)).fetchone())

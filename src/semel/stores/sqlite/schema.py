@@ -112,14 +112,19 @@ def user_version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def create(connection: sqlite3.Connection) -> None:
-    if user_version(connection) == VERSION:  # another process was faster
-        return
-    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'").fetchone():
+def refuse_foreign(connection: sqlite3.Connection) -> None:
+    """Before anything is changed in a file that is another's, its journal mode included."""
+    made = "SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'"
+    if connection.execute(made).fetchone() and user_version(connection) < VERSION:
         raise SettingsError(
             "this file has a table idempotency that SQLiteStore did not make; open it with the "
             "store that made it, SQLStore perhaps, or give SQLiteStore a file of its own"
         )
+
+
+def create(connection: sqlite3.Connection) -> None:
+    if user_version(connection) == VERSION:  # another process was faster
+        return
     for statement in SCHEMA.split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
