@@ -275,9 +275,9 @@ class Call:
 
     async def perform(self, won: Won, body: Callable[[], Any]) -> Any:
         """Run the body under the claim and record how it ended."""
-        attempt = self.begin(won)
-        token = CURRENT.set(attempt)
+        token = None
         try:
+            token = CURRENT.set(self.begin(won))
             if won.orphan is not None and self.policy.recover is not None:
                 found = await self.recovered(won.orphan)
                 if found is not None:
@@ -291,7 +291,9 @@ class Call:
                 raise
             return await self.succeed(value)
         finally:
-            leave(token)
+            self.let_go()
+            if token is not None:
+                leave(token)
 
     def begin(self, won: Won) -> Attempt:
         """Make the attempt, and keep its lease alive from now on."""
@@ -418,6 +420,8 @@ class Call:
         except Exception as error:  # noqa: BLE001 - it has happened, whatever a codec says
             self._refuse_unfinished(value)
             return self._lost(told(error))
+        if type(data) is not bytes:
+            return self._lost(f"its codec gave {type(data).__name__} instead of bytes")
         if len(data) > self.policy.max_result:
             return self._lost(
                 f"it takes {len(data)} bytes, more than max_result={self.policy.max_result}"
@@ -520,6 +524,14 @@ class Call:
         except SemelError as error:
             log.warning("semel: could not tidy up after %r: %s", self.key.text, error)
 
+    def let_go(self) -> None:
+        """End what nobody has ended: cut off by a signal in between, it would be renewed for ever.
+
+        The lease then ends by itself, and what was begun counts as a crash.
+        """
+        if self.attempt is not None and self.attempt._active:
+            self._end()
+
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -602,6 +614,8 @@ class Call:
         try:
             data = self.policy.codec.encode(value)
             why = "" if len(data) <= self.policy.max_result else "it is larger than max_result"
+            if type(data) is not bytes:
+                why = f"its codec gave {type(data).__name__} instead of bytes"
         except Exception as error:  # noqa: BLE001 - as in _outcome
             data, why = b"", told(error)
         if not why:

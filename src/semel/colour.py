@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 import time
@@ -139,7 +140,8 @@ class _Alarm:
     def __init__(self) -> None:
         self.entries: set[_Entry] = set()
         self._looks_at = math.inf
-        self._wake = threading.Event()
+        # In C: a signal handler that raises inside an Event would leave its lock taken for ever.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -147,7 +149,7 @@ class _Alarm:
         entry = _Entry(self, due, work)
         self.entries.add(entry)
         if due < self._looks_at:
-            self._wake.set()
+            self._wake.put(None)
         if self._thread is None:
             self._start()
         return entry
@@ -168,7 +170,8 @@ class _Alarm:
         lingers = True
         while True:
             # "Never" comes before the look: whoever sets an alarm meanwhile wakes us again.
-            self._wake.clear()
+            while not self._wake.empty():
+                self._wake.get_nowait()
             self._looks_at = math.inf
             now = time.monotonic()
             self._ring(now)
@@ -176,11 +179,15 @@ class _Alarm:
             if first == math.inf and lingers:
                 first = now + self.LINGERS_S
             self._looks_at = first
-            if first == math.inf:
-                self._wake.wait()
-                lingers = True
-            else:
-                lingers = self._wake.wait(max(0.0, first - time.monotonic()))
+            lingers = self._woken(None if first == math.inf else first - time.monotonic())
+
+    def _woken(self, timeout_s: float | None) -> bool:
+        """Sleep, and say whether somebody woke us before the time."""
+        try:
+            self._wake.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except queue.Empty:
+            return False
+        return True
 
     def _ring(self, now: float) -> None:
         for entry in list(self.entries):

@@ -75,7 +75,7 @@ def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
             'step("charge", bank.charge, order)'
         )
     call = current().call
-    flow = call.step(name, fn, args, kwargs)
+    flow = call.step(keys.plain("step's name", name), fn, args, kwargs)
     if call.colour is ASYNC:
         return cast("R", _unwrapped(flow))
     return cast("R", unwrap(run(flow)))
@@ -304,7 +304,8 @@ class _Guard:
         self._per_operation = per_operation
         self._version = version
         self._colour = ASYNC if _is_async(fn) else SYNC
-        self._operation = keys.operation_of(fn) if operation is None else operation
+        named = keys.operation_of(fn) if operation is None else operation
+        self._operation = keys.plain("operation", named)
         self._binder = keys.Binder(fn)
         self._key = self._key_setting(key)
         self._compares = key is not None and fingerprint is not None
@@ -541,6 +542,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
             if fingerprint is None
             else keys.fingerprint(keys.canonical(fingerprint, where="fingerprint"))
         )
+        self._entered = False
         self._call: Call | None = None
         self._token: contextvars.Token[Attempt | None] | None = None
         self._attempt: Attempt | None = None
@@ -548,8 +550,19 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
     # Both colours.
 
     async def _enter(self, colour: Colour) -> Attempt:
-        if self._attempt is not None:
+        if self._entered:
             raise SettingsError("a once() block is entered once; make a new one for each use")
+        self._entered = True  # before anything is awaited: two tasks may have this very object
+        try:
+            return await self._begin(colour)
+        except BaseException:
+            self._reset()
+            self._entered = False
+            if self._call is not None:
+                self._call.let_go()
+            raise
+
+    async def _begin(self, colour: Colour) -> Attempt:
         store = self._store if self._store is not None else default_store()
         ledger = store.ledger(colour)
         if self._policy.require:
@@ -560,14 +573,10 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
             return self._enter_replay(call, call.replay(answer.outcome))
         self._attempt = call.begin(answer)
         self._token = CURRENT.set(self._attempt)
-        try:
-            if answer.orphan is not None and self._policy.recover is not None:
-                found = await call.recovered(answer.orphan)
-                if found is not None:
-                    return await self._enter_recovered(call, found)
-        except BaseException:
-            self._reset()
-            raise
+        if answer.orphan is not None and self._policy.recover is not None:
+            found = await call.recovered(answer.orphan)
+            if found is not None:
+                return await self._enter_recovered(call, found)
         return self._attempt
 
     def _enter_replay(self, call: Call, value: Any) -> Attempt:

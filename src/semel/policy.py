@@ -29,6 +29,10 @@ MIB = 1024 * 1024
 # --- what `recover` may answer ------------------------------------------------------------------
 
 
+# A date so far ahead cannot be written in every store.
+LONGEST_S = 100 * 366 * 86_400
+
+
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """The lost attempt's effect did happen, with this result: record it, do not run."""
@@ -142,6 +146,10 @@ def _positive(name: str, value: Seconds) -> float:
         raise SettingsError(f"{name}={value!r} is not a duration; give seconds or a timedelta")
     if not 0 < value < float("inf"):
         raise SettingsError(f"{name}={value!r} must be more than zero and finite")
+    if value > LONGEST_S:
+        raise SettingsError(
+            f"{name}={value!r} is more than a hundred years; to keep a record for ever, ttl=None"
+        )
     return float(value)
 
 

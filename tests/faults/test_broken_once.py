@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import signal
 import sqlite3
 import subprocess
@@ -245,3 +246,128 @@ def test_a_lapsed_key_has_one_winner_however_many_reach_for_it(postgres_url):
     winners = [id for won in in_threads(reach, 6) for id in won]
     assert len(winners) == len(set(winners)) == len(keys)
     store.close()
+
+
+class SoftTimeLimitError(Exception):
+    """What a handler of a signal raises, wherever the program happens to be."""
+
+
+@pytest.fixture
+def cut_at():
+    """Raise right after the named function, once: a signal that comes at the worst moment."""
+
+    def arm(name):
+        def hook(frame, event, arg):
+            if event == "return" and frame.f_code.co_name == name:
+                sys.setprofile(None)
+                raise SoftTimeLimitError
+
+        sys.setprofile(hook)
+
+    yield arm
+    sys.setprofile(None)
+
+
+@pytest.mark.parametrize("where", ["begin", "_keep_lease", "later", "at"])
+@pytest.mark.parametrize("how", ["function", "block"])
+def test_a_signal_while_an_attempt_begins_leaves_nobody_renewing(cut_at, where, how):
+    store = WrappedStore(MemoryStore())
+
+    @idempotent(store=store, key="k", operation="once", fingerprint=None, lease=0.15, ttl=60)
+    def work():
+        return "done"
+
+    cut_at(where)
+    with pytest.raises(SoftTimeLimitError):
+        if how == "function":
+            work()
+        else:
+            with semel.once("k", store=store, lease=0.15, ttl=60):
+                pass
+    while True:
+        try:
+            assert work() == "done"
+            break
+        except semel.InProgressError:
+            assert store.line.count["renew"] == 0
+            time.sleep(0.02)
+
+
+def test_a_signal_while_the_alarm_is_woken_does_not_wedge_it():
+    """An Event has its lock in Python: cut off there, every later call of the process hung."""
+    assert type(SYNC._alarm._wake).put is type(SYNC._alarm._wake).__dict__["put"]
+    assert not hasattr(type(SYNC._alarm._wake).put, "__code__"), "waking is one step, in C"
+
+
+async def test_one_block_entered_by_two_tasks_is_refused_and_the_first_is_recorded():
+    store = MemoryStore()
+    block = semel.once("k", store=store)
+
+    async def use():
+        async with block as attempt:
+            await asyncio.sleep(0.01)
+            attempt.done("first")
+
+    answers = await asyncio.gather(use(), use(), return_exceptions=True)
+    assert answers[0] is None
+    assert isinstance(answers[1], semel.SettingsError)
+    record = await store.ledger(ASYNC).look(make_key("k").id)
+    assert record.state is State.COMPLETED
+
+
+class Tenant(enum.StrEnum):
+    ACME = "acme"
+
+
+@pytest.mark.parametrize("url", ["sqlite_url", "postgres_url", "mariadb_url", "redis_url"])
+async def test_members_of_an_enum_are_names_like_any_other(request, tmp_path, url):
+    """They failed alone, or everybody in their batch, or were taken for one another under -O."""
+    where = f"sqlite:///{tmp_path}/once.db" if url == "sqlite_url" else request.getfixturevalue(url)
+    store = SQLStore(where, create=True) if "sql:" in where else semel.connect(where)
+
+    @idempotent(store=store, key="k:{n}", scope=Tenant.ACME, operation=Tenant.ACME)
+    async def pay(n):
+        return await step(Tenant.ACME, lambda: n)
+
+    run_id = new_attempt()
+    plain = idempotent(store=store, key="k:{n}", scope="acme", operation="acme")(_again)
+    try:
+        assert await asyncio.gather(*(pay(f"{run_id}{i}") for i in range(8))) == [
+            f"{run_id}{i}" for i in range(8)
+        ]
+        assert await plain(f"{run_id}0") == f"{run_id}0"
+    finally:
+        await store.aclose()
+
+
+async def _again(n):
+    raise AssertionError("must not run")
+
+
+async def test_a_codec_that_gives_no_bytes_loses_its_own_result_only(tmp_path):
+    class Texts:
+        def encode(self, value):
+            return str(value)
+
+        def decode(self, data):
+            return data
+
+    store = SQLiteStore(tmp_path / "once.db")
+    ran = []
+
+    @idempotent(store=store, key="odd", codec=Texts())
+    async def odd():
+        ran.append("odd")
+        return 1
+
+    @idempotent(store=store, key="{n}")
+    async def even(n):
+        ran.append(n)
+        return n
+
+    assert await asyncio.gather(odd(), *(even(n) for n in range(5))) == [1, 0, 1, 2, 3, 4]
+    with pytest.raises(semel.ResultLostError, match="instead of bytes"):
+        await odd()
+    assert await asyncio.gather(*(even(n) for n in range(5))) == [0, 1, 2, 3, 4]
+    assert len(ran) == 6
+    await store.aclose()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from semel.errors import StoreUnavailableError
 from semel.stores.batch import LARGEST, Batcher
 
 
@@ -51,6 +52,30 @@ async def test_a_crowd_goes_out_by_halves_until_there_is_just_enough(server):
 async def test_no_batch_is_larger_than_the_largest(server):
     await answers(Batcher(server.run), server, 2 * LARGEST + 1)
     assert server.sizes == [LARGEST, LARGEST, 1]
+
+
+async def test_one_that_cannot_be_said_is_its_own_callers_error_alone():
+    async def run(ops):
+        return [op.upper() for op in ops]
+
+    batcher = Batcher(run)
+    futures = [batcher.submit(op) for op in ("a", 7, "b")]
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert (answers[0], answers[2]) == ("A", "B")
+    assert isinstance(answers[1], AttributeError)
+
+
+async def test_a_store_that_fails_is_not_asked_for_each_of_them():
+    sizes = []
+
+    async def run(ops):
+        sizes.append(len(ops))
+        raise StoreUnavailableError("gone")
+
+    batcher = Batcher(run)
+    answers = await asyncio.gather(*map(batcher.submit, range(5)), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["gone"] * 5
+    assert sizes == [5]
 
 
 async def test_what_comes_meanwhile_is_the_next_batch(server):

@@ -675,6 +675,7 @@ REFUSED = [
     ([1 << 8_000_000] * 100_000, "characters"),
     ([Decimal("1" * 1_000_000)] * 100_000, "characters"),
     ({n * (2**61 - 1) for n in range(200)}, "hash"),
+    (datetime(2026, 1, 1, tzinfo=timezone(timedelta(microseconds=-500_000))), "whole seconds"),
 ]
 
 

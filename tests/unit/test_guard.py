@@ -964,6 +964,7 @@ async def test_recursion_on_other_keys_works(paint, store):
         ({"ttl": 0}, "ttl"),
         ({"ttl": "1h"}, "seconds or a timedelta"),
         ({"ttl": float("nan")}, "ttl"),
+        ({"ttl": 1e12}, "ttl=None"),
         ({"lease": 0}, "lease"),
         ({"lease": 60, "ttl": 30}, "longer than ttl"),
         ({"max_run": 10}, "max_run"),

@@ -254,6 +254,9 @@ def _write_moment(walk: Walk, value: datetime | time) -> Tree:
     node: dict[str, Tree] = {TAG: type(value).__name__}
     zone = value.tzinfo
     if zone is None or type(zone) is timezone:
+        if zone is not None and timedelta() != abs(zone.utcoffset(None)) < timedelta(seconds=1):
+            # `fromisoformat` takes an offset below a second for none at all.
+            walk.refuse(type(zone), "give it an offset of whole seconds")
         node["v"] = value.isoformat()
         node |= _name_of(zone)
     elif type(zone) is ZoneInfo and zone.key:

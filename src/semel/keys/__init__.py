@@ -16,7 +16,7 @@ cannot be written down, such as a connection, is refused by name.
 from semel.keys.argument import canonical, canonical_call
 from semel.keys.attempt import new_attempt
 from semel.keys.binding import Binder, operation_of
-from semel.keys.digest import child_key, fingerprint, identity, make_key
+from semel.keys.digest import child_key, fingerprint, identity, make_key, plain
 from semel.keys.identify import AutoKey, Identify, auto_key, identifier
 from semel.keys.template import Template
 
@@ -35,4 +35,5 @@ __all__ = [
     "make_key",
     "new_attempt",
     "operation_of",
+    "plain",
 ]

@@ -81,7 +81,21 @@ def make_key(
     else:
         before, after = frame(tenant, operation if per_operation else None, version)
         hashed = before + length(len(data)) + data + after
-    return Key(hashlib.sha256(hashed).digest(), readable(text), tenant, operation)
+    return Key(
+        hashlib.sha256(hashed).digest(),
+        readable(text),
+        plain("tenant", tenant),
+        plain("operation", operation),
+    )
+
+
+def plain(what: str, name: str) -> str:
+    """The name as nothing but text: drivers and formats know no members of a `StrEnum`."""
+    if type(name) is str:
+        return name
+    if not isinstance(name, str):
+        raise SettingsError(f"a {what} is a str, not {type(name)}; write it as text")
+    return str.__str__(name)
 
 
 def frame(tenant: str, operation: str | None, version: str) -> tuple[bytes, bytes]:

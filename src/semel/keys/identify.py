@@ -27,6 +27,7 @@ from semel.keys.digest import (
     framed,
     length,
     make_key,
+    plain,
     shows_as_is,
 )
 from semel.keys.template import Template
@@ -100,8 +101,8 @@ class _Settings:
         compares: bool,
         remedy: str,
     ) -> None:
-        self.operation = operation
-        self.tenant = tenant
+        self.operation = plain("operation", operation)
+        self.tenant = plain("tenant", tenant)
         self.compares = compares
         self.remedy = remedy
         self.before, self.after = frame(tenant, operation if per_operation else None, version)

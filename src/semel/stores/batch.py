@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from semel.colour import keep
+from semel.errors import SemelError
 
 Op = TypeVar("Op")
 
@@ -81,6 +82,11 @@ class Batcher(Generic[Op]):
         try:
             answers = await self._run([op for op, _ in batch])
         except BaseException as error:
+            ours = isinstance(error, SemelError) or not isinstance(error, Exception)
+            if len(batch) > 1 and not ours:
+                # Not the store's doing: one of them cannot even be said. Others must not pay.
+                await self._answer_one_by_one(batch)
+                return
             self._fail(batch, error)
             if not isinstance(error, Exception):
                 raise
@@ -92,6 +98,14 @@ class Batcher(Generic[Op]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+
+    async def _answer_one_by_one(self, batch: list[tuple[Op, asyncio.Future[Any]]]) -> None:
+        for number, item in enumerate(batch):
+            try:
+                await self._answer([item])
+            except BaseException as error:
+                self._fail(batch[number:], error)
+                raise
 
     def _fail(self, batch: list[tuple[Op, asyncio.Future[Any]]], error: BaseException) -> None:
         for _, future in batch:

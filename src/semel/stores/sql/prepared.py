@@ -38,8 +38,9 @@ def wired(value: Any) -> bytes | None:
         return value  # type: ignore[no-any-return]
     if kind is int:
         return _INT8(value)
-    assert kind is bool, f"no statement of ours is given a {kind.__name__}"
-    return b"\x01" if value else b"\x00"
+    if kind is bool:
+        return b"\x01" if value else b"\x00"
+    raise TypeError(f"no statement of ours is given a {kind.__name__}")
 
 
 class _Prepared:
