@@ -107,9 +107,10 @@ def test_sentinels_choose_a_new_master(redis_sentinel_url, redis_sentinel):
     addresses = [(host, int(port)) for host, port in (p.split(":") for p in places.split(","))]
     assert len(addresses) == 3
     assert redis.Sentinel(addresses, socket_timeout=1).discover_master(name)
-    old = redis_sentinel.master
+    old, heir = redis_sentinel.master, redis_sentinel.replica
     servers.command(old.port, "SET", "k", "v")
-    servers.command(old.port, "WAIT", 1, 1000)
+    # Not WAIT: it knows only of what its own connection has written.
+    process.wait_until(lambda: servers.command(heir.port, "GET", "k") == "v", "the copy")
     old.kill()
     process.wait_until(lambda: redis_sentinel.master is not old, "a new master")
     process.wait_until(lambda: _is_master(redis_sentinel.master), "the new master to serve")
