@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import itertools
 import signal
 import sqlite3
 import subprocess
@@ -14,12 +16,13 @@ import time
 import pytest
 
 import semel
-from semel import OutcomeUnknownError, StoreUnavailableError, idempotent, step
+from semel import OutcomeUnknownError, StoreUnavailableError, colour, idempotent, step
 from semel.colour import ASYNC, SYNC, run
 from semel.keys import make_key, new_attempt
 from semel.stores import SQLiteStore
 from semel.stores.memory import MemoryStore
 from semel.stores.sql import SQLStore, init
+from semel.testing.clock import FakeClock
 from semel.values import State, Terms, Won
 from support.threads import in_threads
 from support.wrapped import WrappedStore
@@ -271,9 +274,11 @@ def cut_at():
 @pytest.mark.parametrize("where", ["begin", "_keep_lease", "later", "at"])
 @pytest.mark.parametrize("how", ["function", "block"])
 def test_a_signal_while_an_attempt_begins_leaves_nobody_renewing(cut_at, where, how):
-    store = WrappedStore(MemoryStore())
+    clock = FakeClock()
+    store = WrappedStore(MemoryStore(clock=clock))
+    before = set(SYNC._alarm.entries)
 
-    @idempotent(store=store, key="k", operation="once", fingerprint=None, lease=0.15, ttl=60)
+    @idempotent(store=store, key="k", operation="once", fingerprint=None)
     def work():
         return "done"
 
@@ -282,21 +287,52 @@ def test_a_signal_while_an_attempt_begins_leaves_nobody_renewing(cut_at, where, 
         if how == "function":
             work()
         else:
-            with semel.once("k", store=store, lease=0.15, ttl=60):
+            with semel.once("k", store=store):
                 pass
-    while True:
-        try:
-            assert work() == "done"
-            break
-        except semel.InProgressError:
-            assert store.line.count["renew"] == 0
-            time.sleep(0.02)
+    for entry in SYNC._alarm.entries - before:
+        run(entry.work())
+    assert store.line.count["renew"] == 0
+    clock.advance(31)
+    assert work() == "done"
 
 
-def test_a_signal_while_the_alarm_is_woken_does_not_wedge_it():
+class Cut:
+    """Raise at the nth thing that happens inside of this code."""
+
+    def __init__(self, code, n):
+        self.code = code
+        self.left = n
+        self.has_struck = False
+
+    def __call__(self, frame, event, arg):
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back
+        if frame is None:
+            return
+        self.left -= 1
+        if self.left < 0:
+            sys.setprofile(None)
+            self.has_struck = True
+            raise SoftTimeLimitError
+
+
+def test_a_signal_anywhere_in_setting_an_alarm_does_not_wedge_it():
     """An Event has its lock in Python: cut off there, every later call of the process hung."""
-    assert type(SYNC._alarm._wake).put is type(SYNC._alarm._wake).__dict__["put"]
-    assert not hasattr(type(SYNC._alarm._wake).put, "__code__"), "waking is one step, in C"
+    for n in itertools.count():
+        alarm = colour._Alarm()
+        alarm._thread = threading.current_thread()  # nobody has to run what falls due
+        cut = Cut(colour._Alarm.at.__code__, n)
+        sys.setprofile(cut)
+        with contextlib.suppress(SoftTimeLimitError):
+            alarm.at(60.0, None)
+        sys.setprofile(None)
+        if not cut.has_struck:
+            break
+        later = threading.Thread(target=alarm.at, args=(30.0, None), daemon=True)
+        later.start()
+        later.join(10)
+        assert not later.is_alive(), f"wedged when cut off at {n}"
+    assert n > 3
 
 
 async def test_one_block_entered_by_two_tasks_is_refused_and_the_first_is_recorded():

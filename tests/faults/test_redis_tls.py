@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
+from pathlib import Path
 
 import pytest
 
+import support
 from semel.colour import ASYNC, SYNC
 from semel.errors import StoreUnavailableError
 from semel.keys import make_key, new_attempt
@@ -24,18 +24,10 @@ colours = pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"]
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A self-signed certificate for this machine, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate: apt install openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=t",
-         "-addext", f"subjectAltName=IP:{HOST}", "-out", files[0], "-keyout", files[1]],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return files
+def certificate():
+    """A self-signed certificate for this machine, and its key; good for a hundred years."""
+    folder = Path(support.__file__).parent / "tls"
+    return folder / "certificate.pem", folder / "key.pem"
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ an operation out: one at a time, or a batch of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,12 +25,12 @@ from semel.values import (
 )
 
 
-class Verbs:
+class Verbs(ABC):
     """Turns each verb into an operation, and `perform` into the verb's coroutine."""
 
+    @abstractmethod
     def perform(self, op: Operation) -> Answering[Any]:
         """Carry the operation out, atomically, and answer it."""
-        raise NotImplementedError
 
     def claim(
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
