@@ -83,6 +83,7 @@ class Raised:
 class Call:
     """One guarded call: `ask`, then `perform` or `replay`."""
 
+    attempt_type = Attempt
     attempt: Attempt | None = None
     _deadline = 0.0
     _late = 0
@@ -297,7 +298,7 @@ class Call:
 
     def begin(self, won: Won) -> Attempt:
         """Make the attempt, and keep its lease alive from now on."""
-        self.attempt = attempt = Attempt(self.key, won.claim, self)
+        self.attempt = attempt = self.attempt_type(self.key, won.claim, self)
         if won.steps:
             attempt._steps = won.steps
         self._keep_lease(self.policy.terms.lease_s / RENEWALS_PER_LEASE)

@@ -1,0 +1,406 @@
+"""The door for ASGI apps: Starlette, FastAPI, Litestar, Django under ASGI, or your own.
+
+    app.add_middleware(IdempotencyMiddleware, store="redis://...", scope=tenant_of)
+
+A request without a key, or of another method, is handed on with the very objects it came with.
+With one, the body is read, the key is claimed, and the app runs with a `send` that gathers its
+response: record, then send.
+
+What is easy to get wrong: `more_body` does not mean that a response is a stream, since every
+response looks so behind a `BaseHTTPMiddleware`; and after the body, `receive` must wait for the
+real server, or the app believes that its client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from semel import keys
+from semel.attempt import CURRENT, leave
+from semel.colour import ASYNC, keep
+from semel.errors import SettingsError
+from semel.guard import require
+from semel.http import protocol
+from semel.http.body import Body, check_length
+from semel.http.exchange import NAMESPACE, Exchange, Pace, RequestAttempt
+from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
+from semel.http.rule import Rule, Rules, Ruling, Scope
+from semel.ports import Store, StoreLedger
+from semel.settings import as_store, default_store
+
+log = logging.getLogger("semel")
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIScope: TypeAlias = MutableMapping[str, Any]
+ASGIApp: TypeAlias = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
+
+ATTEMPT = "semel.attempt"
+
+# Ways to send a body that we could not gather; without them an app sends bytes.
+UNGATHERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+# A response that is meant to be read while it is made.
+STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
+
+
+class IdempotencyMiddleware:
+    """Requests with an `Idempotency-Key` take effect once.
+
+    `scope` says whose key it is and is asked on every request, before anything is looked up: a
+    function of the request (sync or async) that gives the tenant, or the name of the only one. It
+    may refuse by raising `Refusal`. `rule` is what a key means; `routes` has other rules for some
+    paths.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        scope: Scope,
+        store: Store | str | None = None,
+        rule: Rule | None = None,
+        routes: Mapping[str, Rule | None] | None = None,
+    ) -> None:
+        self.app = app
+        self._rules = Rules(rule or Rule(), scope, routes)
+        self._store = None if store is None else as_store(store)
+        self._pace = Pace()
+        self._required: set[int] = set()
+        if self._store is not None:
+            self._store.ledger(ASYNC)  # refuses a store of the other colour, here and now
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            ruling = self._rules.find(scope["method"], scope["path"])
+            if ruling is not None:
+                found = [content for name, content in scope["headers"] if name == KEY_HEADER]
+                if found or ruling.required:
+                    return await self._keyed(ruling, found, scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    async def _keyed(
+        self, ruling: Ruling, found: list[bytes], scope: ASGIScope, receive: Receive, send: Send
+    ) -> None:
+        request = request_of(scope)
+        try:
+            text = key_of(found)
+            tenant = await tenant_of(ruling.scope, request)
+            body = await gathered(request, receive, ruling.max_body)
+            if body is None:
+                return
+            key = keys.make_key(
+                text,
+                tenant=tenant,
+                operation=operation_of(request),
+                per_operation=ruling.per_operation,
+                version=NAMESPACE,
+            )
+            fingerprint = fingerprint_of(ruling, request, body)
+        except Refusal as refused:
+            await reply(send, refused.response)
+            return
+        store = self._store if self._store is not None else default_store()
+        ledger = store.ledger(ASYNC)
+        if ruling.policy.require:
+            await self._check_requirements(ledger, ruling)
+        exchange = Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
+        await Conversation(exchange, ruling, body, receive, send).hold(self.app, scope)
+
+    async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
+        if id(ruling) not in self._required:
+            await require(ledger, ruling.policy.require, "the idempotency middleware")
+            self._required.add(id(ruling))
+
+
+# --- the request --------------------------------------------------------------------------------
+
+
+def request_of(scope: ASGIScope) -> Request:
+    return Request(
+        scope["method"], scope["path"], scope.get("query_string", b""), scope["headers"], scope
+    )
+
+
+def key_of(found: list[bytes]) -> str:
+    if found:
+        return protocol.parse_key(found)
+    raise Refusal(
+        protocol.problem("key-missing", "This request needs an Idempotency-Key; send a new UUID.")
+    )
+
+
+# A path may be as long as a server allows; what people look at need not.
+SHOWN = 200
+
+
+def operation_of(request: Request) -> str:
+    return f"{request.method} {request.path[:SHOWN]}"
+
+
+async def tenant_of(scope: Scope, request: Request) -> str:
+    tenant: Any = scope(request) if callable(scope) else scope
+    if inspect.isawaitable(tenant):
+        tenant = await tenant
+    return checked_tenant(tenant)
+
+
+def checked_tenant(tenant: Any) -> str:
+    if isinstance(tenant, str) and tenant:
+        return tenant
+    raise SettingsError(
+        f"scope= gave {tenant!r}; a tenant is a str that is not empty. To turn a caller away, "
+        "raise semel.http.Refusal"
+    )
+
+
+async def gathered(request: Request, receive: Receive, most: int) -> Body | None:
+    """The body; None when the client went away before it had sent it."""
+    check_length(request.header("content-length"), most)
+    body = Body(most)
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            body.close()
+            return None
+        piece = message.get("body", b"")
+        if body.spooled:
+            await asyncio.to_thread(body.add, piece)
+        else:
+            body.add(piece)
+        more = message.get("more_body", False)
+    return body
+
+
+def fingerprint_of(ruling: Ruling, request: Request, body: Body) -> bytes:
+    if ruling.fingerprint == "bytes":
+        digest = protocol.Digest(request)
+        body.feed(digest.update)
+        return digest.digest()
+    return protocol.compared(ruling.fingerprint, request, body.whole())
+
+
+async def reply(send: Send, response: Response) -> None:
+    """Send a whole response, head and body."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": list(response.headers),
+        }
+    )
+    await send({"type": "http.response.body", "body": response.body or b""})
+
+
+# --- the conversation ---------------------------------------------------------------------------
+
+
+class Conversation:
+    """One keyed request and its response: the app's `receive` and `send`, and the record."""
+
+    def __init__(
+        self, exchange: Exchange, ruling: Ruling, body: Body, receive: Receive, send: Send
+    ) -> None:
+        self._exchange = exchange
+        self._ruling = ruling
+        self._body: Body | None = body
+        self._receive = receive
+        self._send = send
+        self._start: Message | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._scope: ASGIScope = {}
+        self._passing = False  # what the app sends goes straight to the client
+        self._silent = False  # the client has its answer from elsewhere
+        self._lingering: asyncio.TimerHandle | None = None
+        self._lock: asyncio.Lock | None = None
+
+    async def hold(self, app: ASGIApp, scope: ASGIScope) -> None:
+        exchange = self._exchange
+        try:
+            answer = await exchange.open()
+            if answer is not None:
+                await reply(self._send, answer)
+                return
+            token = CURRENT.set(exchange.attempt)
+            try:
+                await self._run(app, scope)
+            finally:
+                leave(token)
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._exchange.let_go()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self._body is not None:
+            self._body.close()
+
+    async def _run(self, app: ASGIApp, scope: ASGIScope) -> None:
+        self._scope = scope
+        scope[ATTEMPT] = self._exchange.attempt
+        if scope.get("extensions"):
+            offered = scope["extensions"].items()
+            scope["extensions"] = {name: way for name, way in offered if name not in UNGATHERED}
+        try:
+            await app(scope, self.receive, self.send)
+        except Exception as error:
+            await self._app_failed(error)
+            raise
+        except BaseException as error:
+            if not self._exchange.closed:
+                await self._exchange.interrupt(error)
+            raise
+        if not self._exchange.closed:
+            await self._left_open()
+
+    async def _app_failed(self, error: Exception) -> None:
+        if self._exchange.closed:
+            return
+        answer = await self._exchange.failed(error)
+        self._passing = True
+        if answer is not None:
+            await reply(self._send, answer)
+
+    async def _left_open(self) -> None:
+        """The app returned without a whole response: what there is, the server may judge."""
+        await self._exchange.failed(RuntimeError("the app returned without a whole response"))
+        if self._start is not None:
+            await self._pass_on()
+
+    # What the app sees.
+
+    async def receive(self) -> Message:
+        body = self._body
+        if body is None:
+            return await self._receive()
+        if not body.spooled:
+            self._body = None
+            return {"type": "http.request", "body": body.whole(), "more_body": False}
+        piece = await asyncio.to_thread(body.next)
+        if not piece:
+            body.close()
+            self._body = None
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    async def send(self, message: Message) -> None:
+        if self._lock is None:
+            await self._take(message)
+        else:
+            async with self._lock:
+                await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        if not self._passing:
+            await self._gather(message)
+        elif not self._silent:
+            await self._send(message)
+
+    async def _gather(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start = message
+            if _is_stream(message):
+                await self._go_live()
+        elif kind == "http.response.body":
+            await self._gather_piece(message)
+        else:  # early hints and the like are not the response
+            await self._send(message)
+
+    async def _gather_piece(self, message: Message) -> None:
+        piece = message.get("body", b"")
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+        if self._size > self._ruling.max_response:
+            await self._go_live(more=message.get("more_body", False))
+        elif not message.get("more_body", False):
+            await self._finish()
+        elif self._lingering is None and not self._has_length():
+            self._linger()
+
+    def _has_length(self) -> bool:
+        assert self._start is not None
+        return any(name.lower() == b"content-length" for name, _ in self._start["headers"])
+
+    # How a response leaves.
+
+    async def _finish(self) -> None:
+        """The whole response is here: record it, then send it."""
+        response = self._response(b"".join(self._pieces))
+        answer = await self._close(response)
+        if answer is response:
+            await self._pass_on(more=False)
+        else:
+            await self._say(answer)
+
+    async def _go_live(self, *, more: bool = True) -> None:
+        """A stream, or more than is kept: record that it happened, and let it through."""
+        response = self._response(None)
+        answer = await self._close(response)
+        if answer is response:
+            await self._pass_on(more=more)
+        else:
+            await self._say(answer)
+
+    async def _close(self, response: Response) -> Response:
+        self._passing = True  # whatever comes of it, this response is over
+        if self._lingering is not None:
+            self._lingering.cancel()
+        return await self._exchange.close(response, routed="endpoint" in self._scope)
+
+    def _response(self, body: bytes | None) -> Response:
+        assert self._start is not None
+        headers = tuple((bytes(n), bytes(c)) for n, c in self._start.get("headers", ()))
+        return Response(self._start["status"], headers, body)
+
+    async def _pass_on(self, *, more: bool = True) -> None:
+        self._passing = True
+        assert self._start is not None
+        start, pieces = self._start, self._pieces
+        self._pieces = []
+        await self._send(start)
+        if pieces or not more:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _say(self, answer: Response) -> None:
+        """Somebody else's answer is the one; what our app still sends is for nobody."""
+        self._silent = True
+        self._pieces = []
+        await reply(self._send, answer)
+
+    def _linger(self) -> None:
+        """Of unknown length: if it has not ended soon, it is being read while it is made."""
+        self._lock = asyncio.Lock()
+        loop = asyncio.get_running_loop()
+        self._lingering = loop.call_later(
+            self._ruling.linger_s, lambda: keep(asyncio.ensure_future(self._lingered()))
+        )
+
+    async def _lingered(self) -> None:
+        assert self._lock is not None
+        async with self._lock:
+            if not self._exchange.closed:
+                await self._go_live()
+
+
+def _is_stream(start: Message) -> bool:
+    for name, content in start.get("headers", ()):
+        if name.lower() == b"content-type":
+            return bool(content.lower().startswith(STREAMS))
+    return False
+
+
+def attempt_of(request: Any) -> RequestAttempt | None:
+    """The attempt behind a request (or an ASGI scope, or a WSGI environ); None without a key."""
+    found = getattr(request, "scope", None) or getattr(request, "environ", None) or request
+    attempt: RequestAttempt | None = found.get(ATTEMPT)
+    return attempt

@@ -1,0 +1,203 @@
+"""One keyed request, from its claim to what is sent: written once for both colours.
+
+The handler runs under a claim. What it answers is recorded, and then sent: a client that saw a
+byte of it gets the same bytes when it asks again, and one that hung up finds them waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from semel.attempt import Attempt
+from semel.call import Call, Raised, told
+from semel.colour import Colour
+from semel.errors import OutcomeUnknownError, SemelError, SettingsError, StoreUnavailableError
+from semel.http import protocol
+from semel.http.protocol import Request, Response
+from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling
+from semel.ports import Store, StoreLedger
+from semel.values import Done, Key, Outcome
+
+log = logging.getLogger("semel")
+
+# Keys that come from outside live apart from those of guards: a client that guesses the key of a
+# job of yours must not be able to block it.
+NAMESPACE = "http"
+
+# How much the last request counts for how long the next one will take.
+PACE_SHARE = 0.2
+
+
+class Pace:
+    """How long requests take here, roughly: what `Retry-After` is made of."""
+
+    seconds = 0.0
+
+    def took(self, seconds: float) -> None:
+        self.seconds += (seconds - self.seconds) * PACE_SHARE
+
+
+class RequestAttempt(Attempt):
+    """The attempt of a handler that answers a keyed request."""
+
+    keyed = True
+
+    def bind(self, session: Any) -> None:
+        """Let the commit of this session carry the recorded response.
+
+        From here on the session is committed by the door, together with the record, when the
+        handler has answered with a status below 400, and rolled back otherwise. The store must be
+        an `SQLStore` over the session's database.
+        """
+        call = self.call
+        assert isinstance(call, Exchange)
+        call.bind(session)
+
+
+class Exchange(Call):
+    """The call behind one keyed request: `open`, then the handler, then `close` or `failed`."""
+
+    attempt_type = RequestAttempt
+    closed = False
+
+    def __init__(
+        self,
+        ruling: Ruling,
+        store: Store,
+        ledger: StoreLedger,
+        colour: Colour,
+        key: Key,
+        fingerprint: bytes,
+        request: Request,
+        pace: Pace,
+    ) -> None:
+        super().__init__(ruling.policy, ledger, colour, key, fingerprint)
+        self._ruling = ruling
+        self._store = store
+        self._request = request
+        self._pace = pace
+
+    async def open(self) -> Response | None:
+        """Ask for the right to run the handler: None, or the answer to send instead."""
+        try:
+            answer = await self.ask()
+            if isinstance(answer, Done):
+                return self._shown(self.replay(answer.outcome))
+            self.begin(answer)
+            if answer.orphan is not None and self.policy.recover is not None:
+                found = await self.recovered(answer.orphan)
+                if found is not None:
+                    return await self.close(self._found(found.value))
+        except SemelError as error:
+            return self._refused(error)
+        return None
+
+    def _found(self, found: Any) -> Response:
+        if isinstance(found, Response):
+            return found
+        raise SettingsError(
+            f"on_crash answered Recovered({type(found).__name__}); a request is answered with a "
+            "semel.http.Response"
+        )
+
+    def bind(self, session: Any) -> None:
+        bind = getattr(self._store, "bind", None)
+        if bind is None:
+            raise SettingsError(
+                f"{type(self._store).__name__} cannot share a transaction; give the door "
+                "SQLStore(engine) over the session's own database"
+            )
+        self._ledger = bind(session, commit=True).ledger(self.colour)
+
+    async def close(self, response: Response, *, routed: bool = True) -> Response:
+        """Record how the handler answered; the answer is what to send.
+
+        That is the response itself, or what another attempt has recorded meanwhile.
+        """
+        self.closed = True
+        self._pace.took(self.colour.now() - self._started)
+        status = response.status
+        if status >= FIRST_SERVER_ERROR and self._ruling.on_error != "store":
+            return await self._server_error(response)
+        if status < FIRST_SERVER_ERROR and not self._ruling.keeps(status, routed=routed):
+            return self._sent(response, await self.fail(Unrecorded(status)))
+        return self._sent(response, await self.succeed(response))
+
+    async def _server_error(self, response: Response) -> Response:
+        said = Unrecorded(response.status)
+        if self._ruling.on_error == "hold":
+            await self.interrupt(said)
+            return response
+        return self._sent(response, await self.fail(said))
+
+    def _sent(self, response: Response, settled: object) -> Response:
+        if settled is response:
+            return response
+        if not isinstance(settled, Raised):
+            return self._shown(settled)
+        error = settled.error
+        if isinstance(error, Unrecorded):
+            return response
+        if isinstance(error, StoreUnavailableError) and error.happened:
+            # It is true, and whoever hears it will not ask again: an error would make them.
+            log.error("semel: a response is sent without a record of it: %s", error)
+            return response
+        return self._shown(settled)
+
+    async def failed(self, error: Exception) -> Response | None:
+        """The handler raised: None when that is for the server to answer."""
+        self.closed = True
+        match self._ruling.on_error:
+            case "store":
+                return self._sent(INTERRUPTED, await self.succeed(INTERRUPTED))
+            case "hold":
+                await self.interrupt(error)
+                return None
+            case "release":
+                settled = await self.fail(error)
+                return None if type(settled) is Raised else self._shown(settled)
+
+    def _shown(self, replay: Any) -> Response:
+        """What was recorded, as a replay, or why it cannot be shown."""
+        if type(replay) is not Raised:
+            return protocol.replayed(replay, self._request)
+        if isinstance(replay.error, SemelError):
+            return self._refused(replay.error)
+        raise replay.error
+
+    def _refused(self, error: SemelError) -> Response:
+        if isinstance(error, StoreUnavailableError):
+            log.warning("semel: %r was refused: %s", self.key.text, error)
+        elif isinstance(error, OutcomeUnknownError):
+            log.warning("semel: %s", error)
+        answer = protocol.refusal(error, self._pace.seconds)
+        if not self._request.from_browser:
+            return answer
+        return Response(answer.status, (*answer.headers, protocol.EXPOSED), answer.body)
+
+    # --- how a response is kept ---------------------------------------------------------------
+
+    def replay(self, outcome: Outcome) -> Any:
+        if outcome.kind != "value":
+            return super().replay(outcome)
+        try:
+            return protocol.read(outcome.data)
+        except ValueError as error:
+            return Raised(self._result_lost("cannot be read", told(error).encode()))
+
+    def _outcome(self, value: Any) -> Outcome:
+        response: Response = value
+        most = self._ruling.max_response
+        if response.body is None or len(response.body) > most:
+            why = f"the body of this {response.status} has more than max_response={most} bytes"
+            return Outcome("lost", why.encode(), response.status)
+        data = protocol.written(response, self._ruling.never_kept)
+        return Outcome("value", data, response.status)
+
+
+class Unrecorded(Exception):  # noqa: N818 - a status, not a mishap
+    """The handler answered with a status that is not recorded."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answered {status}")

@@ -1,0 +1,337 @@
+"""What `Idempotency-Key` means on the wire: pure, for every door.
+
+The header is that of draft-ietf-httpapi-idempotency-key-header-07: a string in double quotes. A
+bare word is the same key, since most clients send one. What is no single string is refused before
+anything is looked up.
+
+A recorded response is kept as the message it was: status, header lines in their order, body to
+the byte. The easy mistake is to replay what belongs to one connection or one person: `Set-Cookie`,
+`Date` and hop-by-hop headers are never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
+from math import ceil
+from typing import Any, Literal, TypeAlias
+
+from semel import keys
+from semel.errors import (
+    ClaimLostError,
+    IdempotencyConflictError,
+    InProgressError,
+    OutcomeUnknownError,
+    ResultLostError,
+    SemelError,
+    StoreUnavailableError,
+)
+from semel.values import value
+
+KEY_HEADER = b"idempotency-key"
+REPLAYED = (b"idempotent-replayed", b"true")
+
+# A browser shows a script only what is named here.
+EXPOSED = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+@value
+class Request:
+    """A request's head, as a scope or a fingerprint of yours sees it.
+
+    `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ.
+    """
+
+    method: str
+    path: str
+    query: bytes
+    headers: Sequence[Header]
+    raw: Mapping[str, Any]
+
+    def header(self, name: str) -> str | None:
+        """The first header of this name."""
+        wanted = name.lower().encode("latin-1")
+        for found, content in self.headers:
+            if found == wanted:
+                return content.decode("latin-1")
+        return None
+
+    @property
+    def from_browser(self) -> bool:
+        return any(name == b"origin" for name, _ in self.headers)
+
+
+@value
+class Response:
+    """A whole response. `body` None says that it was too large to be kept."""
+
+    status: int
+    headers: tuple[Header, ...]
+    body: bytes | None
+
+
+# --- the key ------------------------------------------------------------------------------------
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a mishap
+    """A request is answered here, and the handler is not called."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+_STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_WORD = re.compile(rb"[!#-+\--:<-\[\]-~]+")
+_ESCAPED = re.compile(rb'\\(["\\])')
+
+
+def parse_key(contents: Sequence[bytes]) -> str:
+    """The key that these header lines carry; `"k"` and `k` are the same."""
+    if len(contents) != 1:
+        raise Refusal(problem("key-malformed", "Idempotency-Key was sent more than once."))
+    content = contents[0].strip(b" \t")
+    if _WORD.fullmatch(content):
+        key = content
+    elif quoted := _STRING.fullmatch(content):
+        key = _ESCAPED.sub(rb"\1", quoted[1])
+    else:
+        raise Refusal(
+            problem(
+                "key-malformed",
+                "Send one string of printable ASCII in double quotes, as in "
+                'Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324"',
+            )
+        )
+    if 0 < len(key) <= keys.LIMIT:
+        return key.decode("ascii")
+    raise Refusal(
+        problem("key-malformed", f"Idempotency-Key must have 1 to {keys.LIMIT} characters.")
+    )
+
+
+# --- what is compared ---------------------------------------------------------------------------
+
+
+Fingerprint: TypeAlias = Literal["bytes", "json"] | Callable[[Request, bytes], Any] | None
+
+
+class Digest:
+    """What must be equal when the key comes again: method, path, query and body, or your choice."""
+
+    def __init__(self, request: Request) -> None:
+        self._hash = hashlib.sha256(
+            b"%d %d %d %s %s %s"
+            % (
+                len(request.method),
+                len(request.path),
+                len(request.query),
+                request.method.encode("utf-8", "surrogatepass"),
+                request.path.encode("utf-8", "surrogatepass"),
+                request.query,
+            )
+        )
+        self.update = self._hash.update
+        self.digest = self._hash.digest
+
+
+def compared(fingerprint: Fingerprint, request: Request, body: bytes) -> bytes:
+    """The fingerprint of a request whose body is at hand."""
+    if fingerprint is None:
+        return b""
+    if callable(fingerprint):
+        chosen = fingerprint(request, body)
+        return keys.fingerprint(keys.canonical(chosen, where="fingerprint"))
+    digest = Digest(request)
+    digest.update(body if fingerprint == "bytes" else canonical_json(body))
+    return digest.digest()
+
+
+def canonical_json(body: bytes) -> bytes:
+    """The same bytes for the same JSON, however it is spaced and ordered.
+
+    Numbers are compared digit by digit, without passing through a float. A name that comes twice
+    in one object means something else to everybody, so it is refused.
+    """
+    if not body:
+        return b""
+    try:
+        found = json.loads(
+            body, object_pairs_hook=_single, parse_float=Decimal, parse_constant=_no_number
+        )
+        return keys.canonical(found, where="body")
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        said = problem("body-malformed", f"The body cannot be compared as JSON: {error}.")
+        raise Refusal(said) from error
+
+
+def _single(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+# Of one connection, of one moment, or of one person.
+NEVER_KEPT = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"set-cookie",
+        b"set-cookie2",
+        b"date",
+    }
+)
+
+
+def written(response: Response, never: Collection[bytes] = ()) -> bytes:
+    """A response as it is recorded: a status line, the kept headers, an empty line, the body."""
+    assert response.body is not None
+    lines = [b"%d" % response.status]
+    dropped = NEVER_KEPT.union(never, _nominated(response.headers))
+    length = b"%d" % len(response.body)
+    for name, content in response.headers:
+        lower = name.lower()
+        if lower in dropped or b"\n" in content or b"\r" in content or b"\n" in name:
+            continue
+        if lower == b"content-length" and content != length:
+            continue
+        lines.append(name + b": " + content)
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines) + response.body
+
+
+def _nominated(headers: Iterable[Header]) -> set[bytes]:
+    """What `Connection` names is of this connection only."""
+    named = [content for name, content in headers if name.lower() == b"connection"]
+    return {word.strip().lower() for content in named for word in content.split(b",")}
+
+
+def read(data: bytes) -> Response:
+    """A recorded response; ValueError when it is none."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    if not end:
+        raise ValueError("it is no recorded response")
+    status, *lines = head.split(b"\r\n")
+    return Response(int(status), tuple(_header(line) for line in lines), body)
+
+
+def _header(line: bytes) -> Header:
+    name, colon, content = line.partition(b": ")
+    if not colon:
+        raise ValueError("it has a line that is no header")
+    return name, content
+
+
+def replayed(response: Response, request: Request) -> Response:
+    """The recorded response, marked as one."""
+    extra = (REPLAYED, EXPOSED) if request.from_browser else (REPLAYED,)
+    return Response(response.status, response.headers + extra, response.body)
+
+
+# --- what is said instead -----------------------------------------------------------------------
+
+
+PROBLEMS: Mapping[str, tuple[int, str]] = {
+    "key-missing": (400, "Idempotency-Key is missing"),
+    "key-malformed": (400, "Idempotency-Key is malformed"),
+    "body-malformed": (400, "The body cannot be compared"),
+    "in-progress": (409, "A request is outstanding for this Idempotency-Key"),
+    "outcome-unknown": (409, "An earlier request with this Idempotency-Key was interrupted"),
+    "response-not-kept": (410, "The response for this Idempotency-Key was not kept"),
+    "body-too-large": (413, "The body is too large for a request with an Idempotency-Key"),
+    "key-reused": (422, "Idempotency-Key is already used"),
+    "interrupted": (500, "The request was interrupted"),
+    "store-unavailable": (503, "Idempotency cannot be guaranteed right now"),
+}
+
+TYPE = "urn:semel:problem:"
+
+
+def problem(
+    name: str, detail: str, *, retry_after: float | None = None, **members: Any
+) -> Response:
+    """An error as `application/problem+json` (RFC 9457)."""
+    status, title = PROBLEMS[name]
+    said = {"type": TYPE + name, "title": title, "status": status, "detail": detail, **members}
+    body = json.dumps(said).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-language", b"en"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    if retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, ceil(retry_after))))
+    return Response(status, tuple(headers), body)
+
+
+RETRY_STORE_S = 1.0
+
+
+def refusal(error: SemelError, pace_s: float = 1.0) -> Response:
+    """What a caller is told when its request was not run, or not to its end.
+
+    `pace_s` is how long requests of this kind take: asking sooner is asking in vain.
+    """
+    match error:
+        case InProgressError():
+            wait_s = min(max(pace_s, 1.0), max(error.retry_after, 1.0))
+            return problem(
+                "in-progress",
+                "The first request with this key is still being processed. Ask again with the "
+                "same key.",
+                retry_after=wait_s,
+            )
+        case ClaimLostError():
+            return problem(
+                "in-progress",
+                "Another request with this key has taken over. Ask again with the same key.",
+                retry_after=pace_s,
+            )
+        case IdempotencyConflictError():
+            return problem(
+                "key-reused",
+                "This key was used for another request: another method, path, query or body. "
+                "Nothing was done. Use a new key for a new request.",
+            )
+        case OutcomeUnknownError():
+            return problem(
+                "outcome-unknown",
+                "An earlier request with this key vanished while it was being processed, and "
+                "nobody knows yet whether it took effect. It is not repeated until that is "
+                "settled.",
+            )
+        case ResultLostError():
+            return problem(
+                "response-not-kept",
+                "The request with this key was processed once. Its response could not be kept, "
+                "so it cannot be shown again.",
+            )
+        case StoreUnavailableError():
+            return problem(
+                "store-unavailable",
+                "Whether this request was made before cannot be looked up right now, so nothing "
+                "was done. Ask again with the same key.",
+                retry_after=RETRY_STORE_S,
+            )
+        case _:
+            raise error

@@ -1,0 +1,225 @@
+"""What a key means for which requests: the settings of a door, checked when it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from semel.errors import SettingsError
+from semel.http import protocol
+from semel.http.protocol import Fingerprint, Request, Response
+from semel.policy import MIB, OnCrash, Policy, Recover, Recovered, Seconds, make_policy
+
+Scope: TypeAlias = str | Callable[[Request], "str | Awaitable[str]"]
+OnError: TypeAlias = Literal["release", "store", "hold"]
+
+# A caller who was not let in, came too often or sent too much has had no effect: the answer to
+# its next try may be another.
+NEVER_STORED = frozenset({401, 403, 408, 413, 425, 429})
+
+# Said by a router that found no handler; stored only where we know that there was one.
+NO_ROUTE = frozenset({404, 405})
+
+FIRST_SERVER_ERROR = 500
+FIRST_ERROR = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What an `Idempotency-Key` means for some requests.
+
+    `key`: "optional", or "required", where a request without one is refused.
+    `methods`: the ones it is for; others pass untouched.
+    `retention`: how long a response is remembered after it was recorded; None for ever.
+    `wait`: how long a request waits for another one with its key; 0 answers 409 at once.
+    `on_error`: what an exception or a 5xx means: "release", a retry runs; "store", it is the
+    answer from now on; "hold", nobody knows, and it is not repeated until somebody settles it.
+    `on_crash`: the same for a process that died, or a function that finds out; as `on_error`
+    unless given.
+    `stores`: which statuses below 500 are recorded, as a collection or a function. 401, 403, 408,
+    413, 425 and 429 never are.
+    `scope`: the tenant for these requests, if another than the door's.
+    `fingerprint`: what has to be equal when a key comes again: "bytes" (method, path, query,
+    body), "json" (the body as JSON, however it is written), None, or a function.
+    `lease`, `max_run`: as for a guard; the lease is renewed while the handler runs.
+    `max_body`, `max_response`: in bytes. A larger request is refused; a larger response is sent,
+    and remembered without its body.
+    `never_kept`: names of response headers that no replay carries, besides `Set-Cookie`, `Date`
+    and those of the connection.
+    `linger`: how long a response of unknown length may gather before it is sent on as a stream.
+    """
+
+    key: Literal["optional", "required"] = "optional"
+    methods: Collection[str] = ("POST", "PATCH")
+    retention: Seconds | None = 86_400
+    wait: Seconds = 0
+    on_error: OnError = "release"
+    on_crash: OnError | Recover | None = None
+    stores: Collection[int] | Callable[[int], bool] | None = None
+    scope: Scope | None = None
+    fingerprint: Fingerprint = "bytes"
+    per_operation: bool = False
+    lease: Seconds = 30
+    max_run: Seconds = 3600
+    max_waiters: int = 64
+    max_body: int = MIB
+    max_response: int = MIB
+    never_kept: Collection[str] = ()
+    linger: float = 0.5
+    require: Collection[str] = ()
+
+
+class Ruling:
+    """A rule made ready: what a door looks up for every request."""
+
+    def __init__(self, rule: Rule, scope: Scope) -> None:
+        _check(rule)
+        self.rule = rule
+        self.required = rule.key == "required"
+        self.methods = frozenset(method.upper() for method in rule.methods)
+        self.scope = _scope(rule.scope if rule.scope is not None else scope)
+        self.on_error = rule.on_error
+        self.fingerprint = rule.fingerprint
+        self.per_operation = rule.per_operation
+        self.max_body = rule.max_body
+        self.max_response = rule.max_response
+        self.linger_s = rule.linger
+        self.never_kept = frozenset(name.lower().encode("latin-1") for name in rule.never_kept)
+        self.policy = _policy(rule)
+        self._stores = rule.stores
+
+    def keeps(self, status: int, *, routed: bool) -> bool:
+        """Is a response of this status recorded? 5xx ones are another matter."""
+        if status in NEVER_STORED or (status in NO_ROUTE and not routed):
+            return False
+        if self._stores is None:
+            return True
+        return self._stores(status) if callable(self._stores) else status in self._stores
+
+
+def _policy(rule: Rule) -> Policy:
+    return make_policy(
+        ttl=rule.retention,
+        lease=rule.lease,
+        wait_timeout=rule.wait or 1,
+        max_run=rule.max_run,
+        max_waiters=rule.max_waiters,
+        # Head and body together; the door itself counts the body.
+        max_result=rule.max_response + MIB,
+        on_duplicate="wait" if rule.wait else "return",
+        on_failure="unlock",
+        on_crash=_on_crash(rule),
+        on_unavailable="raise",
+        codec=None,
+        require=rule.require,
+    )
+
+
+def _on_crash(rule: Rule) -> OnCrash:
+    chosen = rule.on_error if rule.on_crash is None else rule.on_crash
+    if callable(chosen):
+        return chosen
+    if chosen == "store":
+        return _interrupted
+    return "hold" if chosen == "hold" else "retry"
+
+
+def _interrupted(_attempt: Any) -> Recovered:
+    return Recovered(INTERRUPTED)
+
+
+INTERRUPTED: Response = protocol.problem(
+    "interrupted",
+    "The request was begun and did not come to its end. It is not repeated: whether it took "
+    "effect has to be found out in another way.",
+)
+
+
+def _check(rule: Rule) -> None:
+    _one_of("key", rule.key, ("optional", "required"))
+    _one_of("on_error", rule.on_error, ("release", "store", "hold"))
+    if rule.on_crash is not None and not callable(rule.on_crash):
+        _one_of("on_crash", rule.on_crash, ("release", "store", "hold"))
+    if rule.on_error == "hold" and rule.on_crash in ("release", "store"):
+        raise SettingsError(
+            f"on_error='hold' with on_crash={rule.on_crash!r} cannot work: what is held after an "
+            "error would be taken over as after a crash. Leave on_crash out, or make it 'hold' or "
+            "a function that finds out"
+        )
+    if isinstance(rule.stores, Collection) and NEVER_STORED & set(rule.stores):
+        never = ", ".join(map(str, sorted(NEVER_STORED & set(rule.stores))))
+        raise SettingsError(f"stores= names {never}, which say that nothing was done; leave it out")
+    _check_sizes(rule)
+
+
+def _check_sizes(rule: Rule) -> None:
+    for name in ("max_body", "max_response"):
+        most = getattr(rule, name)
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            raise SettingsError(f"{name}={most!r} must be a number of bytes")
+    if isinstance(rule.methods, str):
+        raise SettingsError(f"methods={rule.methods!r} is one word; write ({rule.methods!r},)")
+    if not (rule.fingerprint in ("bytes", "json", None) or callable(rule.fingerprint)):
+        raise SettingsError(
+            f"fingerprint={rule.fingerprint!r} is unknown; give 'bytes', 'json', None, or a "
+            "function of the request and its body"
+        )
+
+
+def _one_of(name: str, given: object, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        named = ", ".join(repr(choice) for choice in choices)
+        raise SettingsError(f"{name}={given!r} is unknown; choose one of {named}")
+
+
+def _scope(scope: Any) -> Scope:
+    if callable(scope) or (isinstance(scope, str) and scope):
+        return cast("Scope", scope)
+    raise SettingsError(
+        "scope= says whose key it is: a function of the request that gives the tenant or the "
+        "signed-in user, or the name of the only tenant there is. Without it one customer could "
+        "be shown another's response"
+    )
+
+
+# --- which rule for which request ---------------------------------------------------------------
+
+_PLACE = re.compile(r"\{[^{}/]+\}")
+
+
+class Rules:
+    """The rule for a method and a path: the first route that fits, else the rule for all.
+
+    A route is a path such as "/orders/{id}/pay", with `{name}` for one part and `*` at the end
+    for all the rest; None instead of a rule lets its requests pass untouched.
+    """
+
+    def __init__(
+        self, rule: Rule, scope: Scope, routes: Mapping[str, Rule | None] | None = None
+    ) -> None:
+        self.common = Ruling(rule, scope)
+        self._routes = [
+            (_pattern(path), None if chosen is None else Ruling(chosen, scope))
+            for path, chosen in (routes or {}).items()
+        ]
+
+    def find(self, method: str, path: str) -> Ruling | None:
+        """What holds for this request; None when nothing does."""
+        ruling: Ruling | None = self.common
+        for pattern, chosen in self._routes:
+            if pattern.fullmatch(path):
+                ruling = chosen
+                break
+        if ruling is None or method not in ruling.methods:
+            return None
+        return ruling
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    if not path.startswith("/"):
+        raise SettingsError(f"routes has {path!r}, which is no path; begin it with a slash")
+    rest = path.endswith("*")
+    parts = _PLACE.split(path.removesuffix("*"))
+    return re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else ""))
