@@ -38,6 +38,7 @@ from semel.errors import SettingsError
 from semel.ports import StoreLedger
 from semel.stores.sql import lines
 from semel.stores.sql.bound import BoundStore, Session
+from semel.stores.sql.committing import CommittingStore
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.faults import NoTableError
 from semel.stores.sql.ledger import AsyncLedger, SyncLedger
@@ -95,13 +96,17 @@ class SQLStore:
             self._async = self._async or self._open_async()
             return self._async
 
-    def bind(self, session: Session) -> BoundStore:
+    def bind(self, session: Session, *, commit: bool = False) -> BoundStore:
         """This store with `complete` inside the caller's transaction.
 
         Everything else is committed at once on connections of the store's own. On SQLite, claim
         before the session writes anything: there can be only one writer at a time.
+
+        With `commit`, `complete` commits the session too, and nobody else may until then: when it
+        is answered, record and rows are there together. An outcome whose status is an error takes
+        the session's rows back first.
         """
-        return BoundStore(self, session)
+        return CommittingStore(self, session) if commit else BoundStore(self, session)
 
     def _open_sync(self) -> SyncLedger:
         if self._given and self._engine is None:

@@ -92,30 +92,43 @@ class BoundLedger:
         self, key: Key, *, attempt: str, fingerprint: bytes = b"", terms: Terms
     ) -> Answer:
         try:
-            await self._link()  # a session that cannot carry the outcome is refused at once
+            await self._check()
         except exc.SQLAlchemyError as error:
             raise StoreUnavailableError(
-                f"the session cannot carry the outcome of key {key.text!r}: {_said(error)}; "
+                f"the session cannot carry the outcome of key {key.text!r}: {said(error)}; "
                 "nothing has happened: roll it back, or open another, and call again",
                 again=False,
             ) from error
         return await self._ledger.claim(key, attempt=attempt, fingerprint=fingerprint, terms=terms)
 
     async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
-        op = limits.fitting(Completing(claim, outcome), await self._ledger.run(limits.packet))
+        op = await self._fitting(Completing(claim, outcome))
         try:
-            link = await self._link()
-            if await fenced.complete(link, op) or await _repeated(link, op):
+            if await recorded(await self._link(), op):
                 return Kept()
         except exc.SQLAlchemyError as error:
             raise await self._dead(claim, error) from error
         await self._roll_back()
+        return await self._refused(op)
+
+    async def _check(self) -> None:
+        """Refuse a session that cannot carry the outcome, before anything runs."""
+        await self._link()
+
+    async def _fitting(self, op: Completing) -> Completing:
+        """Asked of the server once, and only of one that has a limit: a link may be hard to get."""
+        dialect = (await self._ledger.lines()).dialect
+        if dialect.name == "mysql" and dialect.packet is None:
+            await self._ledger.run(limits.packet)
+        return limits.fitting(op, dialect.packet)
+
+    async def _refused(self, op: Completing) -> Lost:
         return await self._ledger.run(lambda own: _refusal(own, op))
 
     async def _dead(self, claim: Claim, error: exc.SQLAlchemyError) -> StoreUnavailableError:
         """End the transaction for everybody: what it cannot record must not be committed."""
         await self._undo()
-        why = f"its outcome could not be written in the session's transaction: {_said(error)}"
+        why = f"its outcome could not be written in the session's transaction: {said(error)}"
         try:
             await self._ledger.release(claim, error=why)
         except SemelError as unreleased:  # then its lease has to run out
@@ -150,11 +163,8 @@ class BoundLedger:
             connection = await self._session.connection()
         else:
             connection = self._session.connection()
-        _refuse_autocommit(connection)
-        dialect = dialect_named(connection.dialect.name, connection.dialect.paramstyle)
-        if isinstance(connection, AsyncConnection):
-            return AsyncBoundLink(connection, dialect)
-        return BoundLink(connection, dialect)
+        refuse_autocommit(connection)
+        return bound_link(connection)
 
     async def _roll_back(self) -> None:
         rolled_back = self._session.rollback()
@@ -162,12 +172,19 @@ class BoundLedger:
             await rolled_back
 
 
-def _said(error: exc.SQLAlchemyError) -> object:
+def bound_link(connection: sa.Connection | AsyncConnection) -> Link:
+    dialect = dialect_named(connection.dialect.name, connection.dialect.paramstyle)
+    if isinstance(connection, AsyncConnection):
+        return AsyncBoundLink(connection, dialect)
+    return BoundLink(connection, dialect)
+
+
+def said(error: Exception) -> object:
     """What the driver said, without SQLAlchemy's statement and values."""
     return getattr(error, "orig", None) or error
 
 
-def _refuse_autocommit(connection: Any) -> None:
+def refuse_autocommit(connection: Any) -> None:
     level = getattr(connection.dialect, "_on_connect_isolation_level", None)
     sync = getattr(connection, "sync_connection", None) or connection
     if sync.get_execution_options().get("isolation_level", level) == "AUTOCOMMIT":
@@ -175,6 +192,11 @@ def _refuse_autocommit(connection: Any) -> None:
             "the session is in AUTOCOMMIT mode, so there is no transaction to bind to; give it an "
             "engine with another isolation level"
         )
+
+
+async def recorded(link: Link, op: Completing) -> bool:
+    """Write the outcome, in the link's transaction. False when the claim is not the current one."""
+    return await fenced.complete(link, op) or await _repeated(link, op)
 
 
 async def _repeated(link: Link, op: Completing) -> bool:
