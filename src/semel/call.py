@@ -11,6 +11,7 @@ whatever was cut off is done again, shielded, before the cut is let through.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -85,6 +86,7 @@ class Call:
 
     attempt_type = Attempt
     attempt: Attempt | None = None
+    home: asyncio.AbstractEventLoop | None = None
     _deadline = 0.0
     _late = 0
     _started = 0.0
@@ -299,6 +301,7 @@ class Call:
     def begin(self, won: Won) -> Attempt:
         """Make the attempt, and keep its lease alive from now on."""
         self.attempt = attempt = self.attempt_type(self.key, won.claim, self)
+        self.home = self.colour.home()
         if won.steps:
             attempt._steps = won.steps
         self._keep_lease(self.policy.terms.lease_s / RENEWALS_PER_LEASE)

@@ -77,6 +77,10 @@ class Colour(Protocol):
         """Monotonic seconds."""
         ...
 
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that the caller runs in, if it runs in one."""
+        ...
+
     async def sleep(self, seconds: float) -> None: ...
 
     def waiter(self) -> Waiter: ...
@@ -226,6 +230,9 @@ class SyncColour:
     def now(self) -> float:
         return time.monotonic()
 
+    def home(self) -> None:
+        return None
+
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - the sync colour blocks: that is its nature
 
@@ -309,6 +316,9 @@ class AsyncColour:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def home(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
@@ -337,6 +347,22 @@ class AsyncColour:
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, _start, work)
+
+
+def away_from(home: asyncio.AbstractEventLoop | None) -> bool:
+    """Is this a worker thread of somebody whose home is that loop?"""
+    if home is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
+
+
+def from_away(home: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Let the loop do the work, and wait for it in this thread."""
+    return asyncio.run_coroutine_threadsafe(work, home).result()
 
 
 def _consume(task: asyncio.Future[Any]) -> None:

@@ -5,6 +5,7 @@ The decorator turns a call's arguments into a key and a fingerprint; `call` does
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import inspect
@@ -17,9 +18,9 @@ from weakref import WeakSet
 
 from semel import keys
 from semel.attempt import CURRENT, Attempt, current, leave
-from semel.call import Call, unwrap
+from semel.call import Call, Raised, unwrap
 from semel.codec import Codec
-from semel.colour import ASYNC, SYNC, Colour, run
+from semel.colour import ASYNC, SYNC, Colour, away_from, from_away, run
 from semel.errors import SettingsError, StoreUnavailableError
 from semel.policy import (
     MIB,
@@ -65,9 +66,10 @@ CHOOSE = "choose what to compare with fingerprint= (a function of the arguments,
 def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     """A recovery point inside a guarded body: done once, replayed after a takeover.
 
-    In an async function, await it; `fn` may be sync or async there. A step is known by its name,
-    so give each its own. When the process dies between the step's effect and its record, the
-    step runs again: hand `current().child_key(name)` to the receiver.
+    In an async function, await it; `fn` may be sync or async there. Sync code in a worker thread
+    below it, such as a `def` endpoint of FastAPI, calls it without await. A step is known by its
+    name, so give each its own. When the process dies between the step's effect and its record,
+    the step runs again: hand `current().child_key(name)` to the receiver.
     """
     if not callable(fn):
         raise SettingsError(
@@ -75,10 +77,35 @@ def step(name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
             'step("charge", bank.charge, order)'
         )
     call = current().call
-    flow = call.step(keys.plain("step's name", name), fn, args, kwargs)
+    name = keys.plain("step's name", name)
+    if away_from(call.home):
+        return cast("R", _step_away(call, name, functools.partial(fn, *args, **kwargs)))
+    flow = call.step(name, fn, args, kwargs)
     if call.colour is ASYNC:
         return cast("R", _unwrapped(flow))
     return cast("R", unwrap(run(flow)))
+
+
+def _step_away(call: Call, name: str, work: Callable[[], Any]) -> Any:
+    """A step of sync code in a worker thread, below an async call: no await, and the loop is free.
+
+    The work stays in a worker thread too; only its record is written by the loop.
+    """
+    assert call.home is not None
+
+    async def in_thread() -> Any:
+        value = unwrap(await asyncio.to_thread(_carried, work))
+        return await value if inspect.isawaitable(value) else value
+
+    return unwrap(from_away(call.home, call.step(name, in_thread, (), {})))
+
+
+def _carried(work: Callable[[], Any]) -> Any:
+    """A future cannot carry a StopIteration: whoever waits for it would wait for ever."""
+    try:
+        return work()
+    except StopIteration as error:
+        return Raised(error)
 
 
 async def _unwrapped(flow: Any) -> Any:

@@ -81,7 +81,7 @@ class Ruling:
         self.methods = frozenset(method.upper() for method in rule.methods)
         self.scope = _scope(rule.scope if rule.scope is not None else scope)
         self.on_error = rule.on_error
-        self.fingerprint = rule.fingerprint
+        self.fingerprint: Fingerprint = rule.fingerprint
         self.per_operation = rule.per_operation
         self.max_body = rule.max_body
         self.max_response = rule.max_response
