@@ -22,12 +22,18 @@ from typing import Any, TypeAlias
 from semel import keys
 from semel.attempt import CURRENT, leave
 from semel.colour import ASYNC, keep
-from semel.errors import SettingsError
 from semel.guard import require
-from semel.http import protocol
 from semel.http.body import Body, check_length
-from semel.http.exchange import NAMESPACE, Exchange, Pace, RequestAttempt
+from semel.http.exchange import NAMESPACE, Exchange, Pace
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
+from semel.http.request import (
+    ATTEMPT,
+    checked_tenant,
+    fingerprint_of,
+    is_stream,
+    key_of,
+    operation_of,
+)
 from semel.http.rule import Rule, Rules, Ruling, Scope
 from semel.ports import Store, StoreLedger
 from semel.settings import as_store, default_store
@@ -40,13 +46,8 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIScope: TypeAlias = MutableMapping[str, Any]
 ASGIApp: TypeAlias = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
 
-ATTEMPT = "semel.attempt"
-
 # Ways to send a body that we could not gather; without them an app sends bytes.
 UNGATHERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
-
-# A response that is meant to be read while it is made.
-STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
 
 
 class IdempotencyMiddleware:
@@ -127,36 +128,11 @@ def request_of(scope: ASGIScope) -> Request:
     )
 
 
-def key_of(found: list[bytes]) -> str:
-    if found:
-        return protocol.parse_key(found)
-    raise Refusal(
-        protocol.problem("key-missing", "This request needs an Idempotency-Key; send a new UUID.")
-    )
-
-
-# A path may be as long as a server allows; what people look at need not.
-SHOWN = 200
-
-
-def operation_of(request: Request) -> str:
-    return f"{request.method} {request.path[:SHOWN]}"
-
-
 async def tenant_of(scope: Scope, request: Request) -> str:
     tenant: Any = scope(request) if callable(scope) else scope
     if inspect.isawaitable(tenant):
         tenant = await tenant
     return checked_tenant(tenant)
-
-
-def checked_tenant(tenant: Any) -> str:
-    if isinstance(tenant, str) and tenant:
-        return tenant
-    raise SettingsError(
-        f"scope= gave {tenant!r}; a tenant is a str that is not empty. To turn a caller away, "
-        "raise semel.http.Refusal"
-    )
 
 
 async def gathered(request: Request, receive: Receive, most: int) -> Body | None:
@@ -176,14 +152,6 @@ async def gathered(request: Request, receive: Receive, most: int) -> Body | None
             body.add(piece)
         more = message.get("more_body", False)
     return body
-
-
-def fingerprint_of(ruling: Ruling, request: Request, body: Body) -> bytes:
-    if ruling.fingerprint == "bytes":
-        digest = protocol.Digest(request)
-        body.feed(digest.update)
-        return digest.digest()
-    return protocol.compared(ruling.fingerprint, request, body.whole())
 
 
 async def reply(send: Send, response: Response) -> None:
@@ -307,7 +275,7 @@ class Conversation:
         kind = message["type"]
         if kind == "http.response.start":
             self._start = message
-            if _is_stream(message):
+            if is_stream(message.get("headers", ())):
                 await self._go_live()
         elif kind == "http.response.body":
             await self._gather_piece(message)
@@ -390,17 +358,3 @@ class Conversation:
         async with self._lock:
             if not self._exchange.closed:
                 await self._go_live()
-
-
-def _is_stream(start: Message) -> bool:
-    for name, content in start.get("headers", ()):
-        if name.lower() == b"content-type":
-            return bool(content.lower().startswith(STREAMS))
-    return False
-
-
-def attempt_of(request: Any) -> RequestAttempt | None:
-    """The attempt behind a request (or an ASGI scope, or a WSGI environ); None without a key."""
-    found = getattr(request, "scope", None) or getattr(request, "environ", None) or request
-    attempt: RequestAttempt | None = found.get(ATTEMPT)
-    return attempt

@@ -1,0 +1,65 @@
+"""What both doors ask of a request before anything is claimed, and what they leave for the app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from semel.errors import SettingsError
+from semel.http import protocol
+from semel.http.body import Body
+from semel.http.exchange import RequestAttempt
+from semel.http.protocol import Header, Refusal, Request
+from semel.http.rule import Ruling
+
+# Where the ASGI scope or the WSGI environ has the attempt.
+ATTEMPT = "semel.attempt"
+
+# A response that is meant to be read while it is made.
+STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
+
+# A path may be as long as a server allows; what people look at need not.
+SHOWN = 200
+
+
+def key_of(found: list[bytes]) -> str:
+    if found:
+        return protocol.parse_key(found)
+    raise Refusal(
+        protocol.problem("key-missing", "This request needs an Idempotency-Key; send a new UUID.")
+    )
+
+
+def operation_of(request: Request) -> str:
+    return f"{request.method} {request.path[:SHOWN]}"
+
+
+def checked_tenant(tenant: Any) -> str:
+    if isinstance(tenant, str) and tenant:
+        return tenant
+    raise SettingsError(
+        f"scope= gave {tenant!r}; a tenant is a str that is not empty. To turn a caller away, "
+        "raise semel.http.Refusal"
+    )
+
+
+def fingerprint_of(ruling: Ruling, request: Request, body: Body) -> bytes:
+    if ruling.fingerprint == "bytes":
+        digest = protocol.Digest(request)
+        body.feed(digest.update)
+        return digest.digest()
+    return protocol.compared(ruling.fingerprint, request, body.whole())
+
+
+def is_stream(headers: Iterable[Header]) -> bool:
+    for name, content in headers:
+        if name.lower() == b"content-type":
+            return content.lower().startswith(STREAMS)
+    return False
+
+
+def attempt_of(request: Any) -> RequestAttempt | None:
+    """The attempt behind a request (or an ASGI scope, or a WSGI environ); None without a key."""
+    found = getattr(request, "scope", None) or getattr(request, "environ", None) or request
+    attempt: RequestAttempt | None = found.get(ATTEMPT)
+    return attempt
