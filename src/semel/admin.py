@@ -188,7 +188,8 @@ def missing(key: KeyLike, identity: Identity) -> Refused:
         f"nothing is recorded for {name!r}"
         + (f" of tenant {tenant!r}" if tenant else "")
         + ": it never ran here, or it was forgotten or has expired. If its guard has scope=, "
-        "version= or per_operation=, name these too, or give its id from a listing",
+        "version= or per_operation=, name these too (--http if it came in a request), or give its "
+        "id from a listing",
         missing=True,
     )
 
@@ -302,7 +303,19 @@ def _read(kind: Kind, data: bytes, codec: Codec) -> Reading:
                 why = data.decode()
                 return Reading(kind, data, why, why, decoded=True)
     except Exception:  # noqa: BLE001 - a codec or a repr of the user's; the bytes are always there
-        return Reading(kind, data, repr(data))
+        return Reading(kind, data, _message(data) or repr(data))
+
+
+def _message(data: bytes) -> str:
+    """A recorded HTTP response in one line; nothing when it is none that people could read."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    if not end or not head[:3].isdigit():
+        return ""
+    try:
+        said = body.decode()
+    except UnicodeDecodeError:
+        said = f"{len(body)} bytes"
+    return " | ".join([*head.decode("latin-1").split("\r\n"), said])
 
 
 def _error_line(error: BaseException) -> str:
@@ -378,6 +391,7 @@ async def resolve(
     *,
     fence: int | None = None,
     ttl: Seconds | None = DAY_S,
+    status: int | None = None,
     codec: Codec = CODEC,
     **identity: Unpack[Identity],
 ) -> Answer:
@@ -388,9 +402,9 @@ async def resolve(
 
     `fence` is that of the attempt you looked at: if another one has begun since, nothing is
     changed. Without it, the attempt that is read here is settled. `ttl` is how long the
-    settlement is kept.
+    settlement is kept. `status` is that of the response, for a key that came in a request.
     """
-    outcome = _outcome(settlement, codec)
+    outcome = _outcome(settlement, codec, status)
     ttl_s = None if ttl is None else _positive("ttl", ttl)
     record = await find(ledger, key, **identity)
     if record is None:
@@ -402,14 +416,14 @@ async def resolve(
     return missing(key, identity) if record is None else Refused(_why_open(record, fence))
 
 
-def _outcome(settlement: Settlement, codec: Codec) -> Outcome | None:
+def _outcome(settlement: Settlement, codec: Codec, status: int | None) -> Outcome | None:
     match settlement:
         case Recovered(value):
-            return Outcome("value", codec.encode(value))
+            return Outcome("value", codec.encode(value), status)
         case Retry():
             return None
         case Exception():
-            return Outcome("error", encode_error(settlement))
+            return Outcome("error", encode_error(settlement), status)
         case other:
             raise SettingsError(
                 f"{other!r} settles nothing; give Recovered(value), Retry() or an exception"
@@ -524,6 +538,7 @@ class Admin:
         *,
         fence: int | None = None,
         ttl: Seconds | None = DAY_S,
+        status: int | None = None,
         **identity: Unpack[Identity],
     ) -> Answer:
         """Settle an attempt that vanished: `Recovered(value)`, an exception, or `Retry()`."""
@@ -534,6 +549,7 @@ class Admin:
                 settlement,
                 fence=fence,
                 ttl=ttl,
+                status=status,
                 codec=self._codec,
                 **identity,
             )

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 import semel
-from semel import admin
+from semel import admin, keys
 from semel.admin import Admin, Identity, Recovered, Refused, Retry, Settlement, Story
 from semel.cli import disk, show
 from semel.errors import (
@@ -102,6 +102,7 @@ PerOperation = Annotated[
     typer.Option("--per-operation", help="The operation is part of the key's identity."),
 ]
 Version = Annotated[str, typer.Option(help="The version= of the guard.", show_default=False)]
+Http = Annotated[bool, typer.Option("--http", help="The key came in an Idempotency-Key header.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -281,11 +282,12 @@ def explain(
     operation: Operation = "",
     per_operation: PerOperation = False,
     version: Version = "",
+    http: Http = False,
     as_json: Json = False,
 ) -> None:
     """Tell a key's whole story, and what the next call will get."""
     url, key = _url_and_key(first, second)
-    identity = _identity(tenant, operation, per_operation, version)
+    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
     if story is None:
@@ -328,6 +330,10 @@ def resolve(
     ttl: Annotated[
         float, typer.Option(metavar="SECONDS", help="Keep the settlement so long; 0: for ever.")
     ] = admin.DAY_S,
+    status: Annotated[
+        int | None,
+        typer.Option(help="With --http: the status of the response.", show_default=False),
+    ] = None,
     fence: Annotated[
         int | None,
         typer.Option(help="Settle only the attempt with this fence.", show_default=False),
@@ -336,13 +342,14 @@ def resolve(
     operation: Operation = "",
     per_operation: PerOperation = False,
     version: Version = "",
+    http: Http = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Settle an attempt that vanished. Say how it ended: --value, --error or --retry."""
     url, key = _url_and_key(first, second)
     settlement = _settlement(value, error, retry)
-    identity = _identity(tenant, operation, per_operation, version)
+    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
         if story is not None and not yes:
@@ -354,6 +361,7 @@ def resolve(
             settlement,
             fence=shown if fence is None else fence,
             ttl=ttl or None,
+            status=status,
             **identity,
         )
     _show_answer(answer, "resolved", as_json=as_json)
@@ -400,12 +408,13 @@ def forget(
     operation: Operation = "",
     per_operation: PerOperation = False,
     version: Version = "",
+    http: Http = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete a record. The next call then runs, even if it happened before."""
     url, key = _url_and_key(first, second)
-    identity = _identity(tenant, operation, per_operation, version)
+    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
     with _opened(url) as desk:
         about = "" if yes else _about_forgetting(desk, url, key, identity)
         if about:

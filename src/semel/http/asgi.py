@@ -24,7 +24,7 @@ from semel.attempt import CURRENT, leave
 from semel.colour import ASYNC, keep
 from semel.guard import require
 from semel.http.body import Body, check_length
-from semel.http.exchange import NAMESPACE, Exchange, Pace
+from semel.http.exchange import Exchange, Pace
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
                 tenant=tenant,
                 operation=operation_of(request),
                 per_operation=ruling.per_operation,
-                version=NAMESPACE,
+                version=keys.HTTP,
             )
             fingerprint = fingerprint_of(ruling, request, body)
         except Refusal as refused:

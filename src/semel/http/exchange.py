@@ -21,10 +21,6 @@ from semel.values import Done, Key, Outcome
 
 log = logging.getLogger("semel")
 
-# Keys that come from outside live apart from those of guards: a client that guesses the key of a
-# job of yours must not be able to block it.
-NAMESPACE = "http"
-
 # How much the last request counts for how long the next one will take.
 PACE_SHARE = 0.2
 
@@ -183,6 +179,16 @@ class Exchange(Call):
             return super().replay(outcome)
         try:
             return protocol.read(outcome.data)
+        except ValueError:
+            return self._settled(outcome)
+
+    def _settled(self, outcome: Outcome) -> Any:
+        """A value that `semel ledger resolve` recorded: what the caller gets as JSON."""
+        found = super().replay(outcome)
+        if isinstance(found, Raised):
+            return found
+        try:
+            return protocol.as_json(outcome.status or 200, found)
         except ValueError as error:
             return Raised(self._result_lost("cannot be read", told(error).encode()))
 

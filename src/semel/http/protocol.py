@@ -25,6 +25,7 @@ from semel.errors import (
     IdempotencyConflictError,
     InProgressError,
     OutcomeUnknownError,
+    ReplayedError,
     ResultLostError,
     SemelError,
     StoreUnavailableError,
@@ -232,7 +233,19 @@ def read(data: bytes) -> Response:
     if not end:
         raise ValueError("it is no recorded response")
     status, *lines = head.split(b"\r\n")
+    if not status.isdigit():
+        raise ValueError("it has no status")
     return Response(int(status), tuple(_header(line) for line in lines), body)
+
+
+def as_json(status: int, found: Any) -> Response:
+    """A response that says this; ValueError when JSON cannot."""
+    try:
+        body = json.dumps(found, allow_nan=False).encode()
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    length = (b"content-length", b"%d" % len(body))
+    return Response(status, ((b"content-type", b"application/json"), length), body)
 
 
 def _header(line: bytes) -> Header:
@@ -333,5 +346,7 @@ def refusal(error: SemelError, pace_s: float = 1.0) -> Response:
                 "was done. Ask again with the same key.",
                 retry_after=RETRY_STORE_S,
             )
+        case ReplayedError():
+            return problem("interrupted", f"{error}")
         case _:
             raise error

@@ -16,11 +16,12 @@ cannot be written down, such as a connection, is refused by name.
 from semel.keys.argument import canonical, canonical_call
 from semel.keys.attempt import new_attempt
 from semel.keys.binding import Binder, operation_of
-from semel.keys.digest import LIMIT, child_key, fingerprint, identity, make_key, plain
+from semel.keys.digest import HTTP, LIMIT, child_key, fingerprint, identity, make_key, plain
 from semel.keys.identify import AutoKey, Identify, auto_key, identifier
 from semel.keys.template import Template
 
 __all__ = [
+    "HTTP",
     "LIMIT",
     "AutoKey",
     "Binder",

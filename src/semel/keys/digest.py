@@ -22,6 +22,10 @@ VERSION = b"semel1"
 # whoever has them.
 LIMIT = 255
 
+# Keys that come in a request live apart from those of guards: a client that guesses the key of a
+# job of yours must not be able to block it.
+HTTP = "http"
+
 
 def identity(tenant: str, key: bytes, *extra: bytes) -> bytes:
     """The 32 bytes under which a tenant's key is stored."""
