@@ -14,15 +14,17 @@ real server, or the app believes that its client is gone.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-from semel import keys
-from semel.attempt import CURRENT, leave
+from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import ASYNC, keep
+from semel.errors import StoreUnavailableError
 from semel.guard import require
+from semel.http import protocol
 from semel.http.body import Body, check_length
 from semel.http.exchange import Exchange, Pace
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
@@ -32,7 +34,7 @@ from semel.http.request import (
     fingerprint_of,
     is_stream,
     key_of,
-    operation_of,
+    record_key,
 )
 from semel.http.rule import Rule, Rules, Ruling, Scope
 from semel.ports import Store, StoreLedger
@@ -95,28 +97,28 @@ class IdempotencyMiddleware:
             body = await gathered(request, receive, ruling.max_body)
             if body is None:
                 return
-            key = keys.make_key(
-                text,
-                tenant=tenant,
-                operation=operation_of(request),
-                per_operation=ruling.per_operation,
-                version=keys.HTTP,
-            )
+            key = record_key(ruling, request, text, tenant)
             fingerprint = fingerprint_of(ruling, request, body)
         except Refusal as refused:
             await reply(send, refused.response)
             return
         store = self._store if self._store is not None else default_store()
         ledger = store.ledger(ASYNC)
-        if ruling.policy.require:
-            await self._check_requirements(ledger, ruling)
+        if ruling.policy.require and not await self._met(ledger, ruling, send):
+            return
         exchange = Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
-        await Conversation(exchange, ruling, body, receive, send).hold(self.app, scope)
+        await Conversation(exchange, ruling, Again(body, receive), send).hold(self.app, scope)
 
-    async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
+    async def _met(self, ledger: StoreLedger, ruling: Ruling, send: Send) -> bool:
+        """Does the store survive what the rule requires? A store that is down cannot tell."""
         if id(ruling) not in self._required:
-            await require(ledger, ruling.policy.require, "the idempotency middleware")
+            try:
+                await require(ledger, ruling.policy.require, "the idempotency middleware")
+            except StoreUnavailableError as error:
+                await reply(send, protocol.refusal(error))
+                return False
             self._required.add(id(ruling))
+        return True
 
 
 # --- the request --------------------------------------------------------------------------------
@@ -137,21 +139,47 @@ async def tenant_of(scope: Scope, request: Request) -> str:
 
 async def gathered(request: Request, receive: Receive, most: int) -> Body | None:
     """The body; None when the client went away before it had sent it."""
-    check_length(request.header("content-length"), most)
     body = Body(most)
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            body.close()
-            return None
+    message = await receive()
+    if message.get("more_body", False):
+        check_length(request.header("content-length"), most)
+    while message["type"] != "http.disconnect":
         piece = message.get("body", b"")
         if body.spooled:
             await asyncio.to_thread(body.add, piece)
         else:
             body.add(piece)
-        more = message.get("more_body", False)
-    return body
+        if not message.get("more_body", False):
+            return body
+        message = await receive()
+    body.close()
+    return None
+
+
+class Again:
+    """The app's `receive`: the body as it came, and after it whatever really comes."""
+
+    def __init__(self, body: Body, receive: Receive) -> None:
+        body.rewind()  # its fingerprint has read it
+        self._body: Body | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        body = self._body
+        if body is None:
+            return await self._receive()
+        if not body.spooled:
+            self._body = None
+            return {"type": "http.request", "body": body.whole(), "more_body": False}
+        piece = await asyncio.to_thread(body.next)
+        if not piece:
+            self.close()
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    def close(self) -> None:
+        if self._body is not None:
+            self._body.close()
+            self._body = None
 
 
 async def reply(send: Send, response: Response) -> None:
@@ -172,13 +200,10 @@ async def reply(send: Send, response: Response) -> None:
 class Conversation:
     """One keyed request and its response: the app's `receive` and `send`, and the record."""
 
-    def __init__(
-        self, exchange: Exchange, ruling: Ruling, body: Body, receive: Receive, send: Send
-    ) -> None:
+    def __init__(self, exchange: Exchange, ruling: Ruling, again: Again, send: Send) -> None:
         self._exchange = exchange
         self._ruling = ruling
-        self._body: Body | None = body
-        self._receive = receive
+        self.receive = again
         self._send = send
         self._start: Message | None = None
         self._pieces: list[bytes] = []
@@ -190,48 +215,50 @@ class Conversation:
         self._lock: asyncio.Lock | None = None
 
     async def hold(self, app: ASGIApp, scope: ASGIScope) -> None:
-        exchange = self._exchange
         try:
-            answer = await exchange.open()
+            answer = await self._exchange.open()
             if answer is not None:
                 await reply(self._send, answer)
                 return
-            token = CURRENT.set(exchange.attempt)
+            token = self.begin(scope)
             try:
-                await self._run(app, scope)
+                await app(scope, self.receive, self.send)
+            except BaseException as error:
+                await self.over(error)
+                raise
             finally:
                 leave(token)
+            await self.over(None)
         finally:
-            self._tidy()
+            self.tidy()
 
-    def _tidy(self) -> None:
-        self._exchange.let_go()
-        if self._lingering is not None:
-            self._lingering.cancel()
-        if self._body is not None:
-            self._body.close()
-
-    async def _run(self, app: ASGIApp, scope: ASGIScope) -> None:
+    def begin(self, scope: ASGIScope) -> contextvars.Token[Attempt | None]:
+        """The claim is ours: from here on the app runs under it."""
         self._scope = scope
         scope[ATTEMPT] = self._exchange.attempt
         if scope.get("extensions"):
             offered = scope["extensions"].items()
             scope["extensions"] = {name: way for name, way in offered if name not in UNGATHERED}
-        try:
-            await app(scope, self.receive, self.send)
-        except Exception as error:
-            await self._app_failed(error)
-            raise
-        except BaseException as error:
-            if not self._exchange.closed:
-                await self._exchange.interrupt(error)
-            raise
-        if not self._exchange.closed:
-            await self._left_open()
+        return CURRENT.set(self._exchange.attempt)
 
-    async def _app_failed(self, error: Exception) -> None:
+    async def over(self, error: BaseException | None) -> None:
+        """The app has returned or raised: settle what its response has not."""
         if self._exchange.closed:
             return
+        if error is None:
+            await self._left_open()
+        elif isinstance(error, Exception):
+            await self._app_failed(error)
+        else:
+            await self._exchange.interrupt(error)
+
+    def tidy(self) -> None:
+        self._exchange.let_go()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self.receive.close()
+
+    async def _app_failed(self, error: Exception) -> None:
         answer = await self._exchange.failed(error)
         self._passing = True
         if answer is not None:
@@ -244,19 +271,6 @@ class Conversation:
             await self._pass_on()
 
     # What the app sees.
-
-    async def receive(self) -> Message:
-        body = self._body
-        if body is None:
-            return await self._receive()
-        if not body.spooled:
-            self._body = None
-            return {"type": "http.request", "body": body.whole(), "more_body": False}
-        piece = await asyncio.to_thread(body.next)
-        if not piece:
-            body.close()
-            self._body = None
-        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
 
     async def send(self, message: Message) -> None:
         if self._lock is None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from semel import keys
 from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.body import Body
 from semel.http.exchange import RequestAttempt
 from semel.http.protocol import Header, Refusal, Request
 from semel.http.rule import Ruling
+from semel.values import Key
 
 # Where the ASGI scope or the WSGI environ has the attempt.
 ATTEMPT = "semel.attempt"
 
 # A response that is meant to be read while it is made.
-STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
+STREAMS = (
+    b"text/event-stream",
+    b"application/x-ndjson",
+    b"application/jsonl",
+    b"multipart/x-mixed-replace",
+)
 
 # A path may be as long as a server allows; what people look at need not.
 SHOWN = 200
@@ -32,6 +39,17 @@ def key_of(found: list[bytes]) -> str:
 
 def operation_of(request: Request) -> str:
     return f"{request.method} {request.path[:SHOWN]}"
+
+
+def record_key(ruling: Ruling, request: Request, text: str, tenant: str) -> Key:
+    """The key of the record, for the key that came with the request."""
+    return keys.make_key(
+        text,
+        tenant=tenant,
+        operation=operation_of(request),
+        per_operation=ruling.per_operation,
+        version=keys.HTTP,
+    )
 
 
 def checked_tenant(tenant: Any) -> str:
