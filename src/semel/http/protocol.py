@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from math import ceil
 from typing import Any, Literal, TypeAlias
@@ -100,7 +100,9 @@ def parse_key(contents: Sequence[bytes]) -> str:
     if _WORD.fullmatch(content):
         key = content
     elif quoted := _STRING.fullmatch(content):
-        key = _ESCAPED.sub(rb"\1", quoted[1])
+        key = quoted[1]
+        if b"\\" in key:
+            key = _ESCAPED.sub(rb"\1", key)
     else:
         raise Refusal(
             problem(
@@ -204,27 +206,34 @@ NEVER_KEPT = frozenset(
 )
 
 
-def written(response: Response, never: Collection[bytes] = ()) -> bytes:
+NOTHING: frozenset[bytes] = frozenset()
+
+
+def written(response: Response, never: frozenset[bytes] = NOTHING) -> bytes:
     """A response as it is recorded: a status line, the kept headers, an empty line, the body."""
-    assert response.body is not None
+    body = response.body
+    assert body is not None
     lines = [b"%d" % response.status]
-    dropped = NEVER_KEPT.union(never, _nominated(response.headers))
-    length = b"%d" % len(response.body)
+    dropped = never | _nominated(response.headers) | NEVER_KEPT
     for name, content in response.headers:
         lower = name.lower()
-        if lower in dropped or b"\n" in content or b"\r" in content or b"\n" in name:
+        if lower in dropped or (lower == b"content-length" and content != b"%d" % len(body)):
             continue
-        if lower == b"content-length" and content != length:
-            continue
-        lines.append(name + b": " + content)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines) + response.body
+        lines.append(b"%b: %b" % (name, content))
+    lines.append(b"")
+    head = b"\r\n".join(lines)
+    if head.count(b"\n") > len(lines) - 1 or head.count(b"\r") > len(lines) - 1:
+        lines = [line for line in lines if b"\r" not in line and b"\n" not in line]
+        head = b"\r\n".join(lines)
+    return b"%b\r\n%b" % (head, body)
 
 
-def _nominated(headers: Iterable[Header]) -> set[bytes]:
+def _nominated(headers: Iterable[Header]) -> frozenset[bytes]:
     """What `Connection` names is of this connection only."""
     named = [content for name, content in headers if name.lower() == b"connection"]
-    return {word.strip().lower() for content in named for word in content.split(b",")}
+    if not named:
+        return NOTHING
+    return frozenset(word.strip().lower() for content in named for word in content.split(b","))
 
 
 def read(data: bytes) -> Response:

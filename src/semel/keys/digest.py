@@ -7,6 +7,7 @@ so it carries a version.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import struct
@@ -80,6 +81,7 @@ def make_key(
     A str and the bytes of its UTF-8 are two keys. Nothing is trimmed, folded or normalised.
     """
     data = _key_bytes(text)
+    tenant = plain("tenant", tenant)
     if tenant == "" and version == "" and not per_operation:
         hashed = _OF_NO_TENANT + length(len(data)) + data
     else:
@@ -88,7 +90,7 @@ def make_key(
     return Key(
         hashlib.sha256(hashed).digest(),
         readable(text),
-        plain("tenant", tenant),
+        tenant,
         plain("operation", operation),
     )
 
@@ -102,6 +104,7 @@ def plain(what: str, name: str) -> str:
     return str.__str__(name)
 
 
+@functools.lru_cache(maxsize=1024)  # the same few tenants, over and over
 def frame(tenant: str, operation: str | None, version: str) -> tuple[bytes, bytes]:
     """What is hashed before and after the key itself; operation None: it is no part of it."""
     _check_name("tenant", tenant)
