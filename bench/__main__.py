@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine, table
+from bench import http_load, http_table, machine, table
 from bench.measure import Effort
 from bench.scenarios import SCENARIOS
 
@@ -20,23 +20,26 @@ QUICK = Effort(rounds=3, block_s=0.02)
 USUAL = Effort(rounds=15, block_s=0.06)
 FULL = Effort(rounds=41, block_s=0.1)
 
-VOLUME = "volume"
+VOLUME, HTTP = "volume", "http"
 
 
 def main() -> int:
-    names = [scenario.name for scenario in SCENARIOS] + [VOLUME]
+    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP]
     wishes = _parsed(names)
     chosen = wishes.scenarios or names
-    if wishes.write_docs and (wishes.scenarios or wishes.quick):
-        raise SystemExit("--write-docs needs every scenario, and not --quick")
-    report = Report()
-    report.say(_facts())
+    if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], [HTTP])):
+        raise SystemExit("--write-docs needs every scenario, or http alone, and not --quick")
+    if HTTP in chosen:
+        http_load.wrk()  # missing, it is better missed now than after ten minutes
+    report = Report(_facts())
     with machine.Machine(wishes.disk) as places:
         for scenario in SCENARIOS:
             if scenario.name in chosen:
                 report.add_scenario(scenario, places, _effort(wishes))
         if VOLUME in chosen:
             report.add_volume(places, wishes)
+        if HTTP in chosen:
+            report.add_http(places, wishes)
     report.close(wishes)
     return 0
 
@@ -74,26 +77,37 @@ def _facts() -> str:
     return "\n".join(f"- {name}: {value}" for name, value in machine.facts().items())
 
 
+class Part:
+    """Tables and targets that have a place of their own in the documentation."""
+
+    def __init__(self, write: Callable[[Path, str], None]) -> None:
+        self.write = write
+        self.text: list[str] = []
+        self.verdicts: list[table.Verdict] = []
+
+    def say(self, text: str) -> None:
+        self.text.append(text)
+        print(text, end="\n\n", flush=True)
+
+
 class Report:
     """What has been found so far, printed as it comes."""
 
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._verdicts: list[table.Verdict] = []
+    def __init__(self, facts: str) -> None:
+        self._facts = facts
+        self._guards = Part(table.write_docs)
+        self._http = Part(http_table.write_docs)
         self._plain: list[Any] = []
         self._disturbed: list[str] = []
         self._start = time.monotonic()
-
-    def say(self, text: str) -> None:
-        self._text.append(text)
-        print(text, end="\n\n", flush=True)
+        print(facts, end="\n\n", flush=True)
 
     def add_scenario(self, scenario: Any, places: machine.Machine, effort: Effort) -> None:
         others = machine.Others()
         results = scenario.run(places, effort)
-        self.say(table.scenario_tables(scenario, results))
-        self._note(scenario.title, others)
-        self._verdicts += table.verdicts(scenario, results)
+        self._guards.say(table.scenario_tables(scenario, results))
+        self._note(self._guards, scenario.title, others)
+        self._guards.verdicts += table.verdicts(scenario, results)
         self._plain.append(table.plain(scenario, results))
 
     def add_volume(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
@@ -101,21 +115,38 @@ class Report:
 
         others = machine.Others()
         found = volume.run(places, volume.SIZES[_size(wishes)])
-        self.say(found.text)
-        self._note("Volume", others)
-        self._verdicts += found.verdicts
+        self._guards.say(found.text)
+        self._note(self._guards, "Volume", others)
+        self._guards.verdicts += found.verdicts
         self._plain.append(found.plain)
 
-    def _note(self, title: str, others: machine.Others) -> None:
+    def add_http(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
+        from bench import http_bench, http_memory
+
+        others, effort = machine.Others(), http_bench.EFFORTS[_size(wishes)]
+        self._http.say(http_table.versions())
+        found = {}
+        for case, results in http_bench.run(places, effort):
+            self._http.say(http_table.case_table(case, results))
+            self._http.verdicts += http_table.verdicts(case, results)
+            found[case] = results
+        memory = http_memory.run(places.empty_redis(), effort.crowds)
+        self._http.say(http_table.memory_table(memory))
+        self._note(self._http, "HTTP", others)
+        self._plain.append(http_table.plain(found, memory))
+
+    def _note(self, part: Part, title: str, others: machine.Others) -> None:
         cores = others.cores()
         if cores is None:
             return
-        self.say(f"Other processes used {cores:.2f} cores meanwhile.")
+        part.say(f"Other processes used {cores:.2f} cores meanwhile.")
         if cores > machine.QUIET_CORES:
             self._disturbed.append(title)
 
     def close(self, wishes: argparse.Namespace) -> None:
-        self.say(table.summary(self._verdicts))
+        for part in (self._guards, self._http):
+            if part.verdicts:
+                part.say(table.summary(part.verdicts))
         if wishes.json:
             wishes.json.write_text(json.dumps({"facts": machine.facts(), "found": self._plain}))
         print(f"{time.monotonic() - self._start:.0f} s; load now {machine.load():.2f}")
@@ -128,7 +159,9 @@ class Report:
                 f"{DOCS.name} was left as it is: other processes used more than "
                 f"{machine.QUIET_CORES} cores during {'; '.join(self._disturbed)}"
             )
-        table.write_docs(DOCS, "\n\n".join(self._text))
+        for part in (self._guards, self._http):
+            if part.text:
+                part.write(DOCS, "\n\n".join([self._facts, *part.text]))
 
 
 def _size(wishes: argparse.Namespace) -> str:

@@ -1,0 +1,68 @@
+"""How much memory a request takes while its handler runs: a crowd of them, in a new process.
+
+The process is new each time, because one that has served before has room to spare, and requests
+in flight would take none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+from bench import http_load, http_server
+from bench.http_bench import DOORS
+from bench.http_server import PATIENCE_S, AppServer
+from support.process import HOST, wait_until
+
+CROWD = 200
+
+
+def run(store: str, times: int) -> dict[str, float]:
+    """Bytes per request in flight, for each door; nothing where the system does not tell."""
+    if not Path("/proc/self/status").exists():
+        return {}
+    taken: dict[str, list[float]] = {door: [] for door in DOORS}
+    for _ in range(times):
+        for door, found in taken.items():
+            found.append(_crowded(door, store))
+    return {door: statistics.median(found) for door, found in taken.items()}
+
+
+def _crowded(door: str, store: str) -> float:
+    server = http_server.start(door, store)
+    try:
+        server.record(http_load.new_stamp())
+        server.count()
+        before = _resident(server.pid)
+        with _held(server):
+            return (_resident(server.pid) - before) / CROWD
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _held(server: AppServer) -> Iterator[None]:
+    """So many requests, each with a key and a connection of its own, whose handlers wait."""
+    stamp = http_load.new_stamp()
+    connections = [HTTPConnection(HOST, server.port, timeout=PATIENCE_S) for _ in range(CROWD)]
+    try:
+        for number, connection in enumerate(connections):
+            connection.request("POST", "/held", *http_server.content(http_load.key(stamp, number)))
+        wait_until(lambda: server.count()["waiting"] == CROWD, "every handler to run")
+        yield
+        server.ask("PUT", "/held")
+        for connection in connections:
+            connection.getresponse().read()
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def _resident(pid: int) -> int:
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
