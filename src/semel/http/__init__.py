@@ -14,6 +14,7 @@ from semel.http.exchange import RequestAttempt
 from semel.http.protocol import Refusal, Request, Response, problem
 from semel.http.request import attempt_of
 from semel.http.rule import Rule
+from semel.http.wsgi import WSGIMiddleware
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -22,6 +23,7 @@ __all__ = [
     "RequestAttempt",
     "Response",
     "Rule",
+    "WSGIMiddleware",
     "attempt_of",
     "problem",
 ]

@@ -1,1 +1,444 @@
-"""The door for WSGI apps."""
+"""The door for WSGI apps: Flask, Django, or your own.
+
+    app.wsgi_app = WSGIMiddleware(app.wsgi_app, store="postgresql://...", scope=tenant_of)
+
+A request without a key, or of another method, is handed on with the very objects it came with.
+With one, the body is read, the key is claimed, and the app runs with a `start_response` that
+gathers its response: record, then send. The app's iterable is closed when the server closes ours,
+as it would be without us.
+
+What is easy to get wrong: a body that grows too large to keep must still arrive whole, so what
+was gathered goes out first and the same iterator goes on; and what an app hands to `write()` is
+part of its response.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, TypeAlias
+from wsgiref.types import StartResponse, WSGIApplication
+
+from semel import keys
+from semel.attempt import CURRENT, Attempt, leave
+from semel.colour import SYNC, run
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.guard import require
+from semel.http import protocol
+from semel.http.body import PIECE, Body, check_length
+from semel.http.exchange import Exchange, Pace
+from semel.http.protocol import Refusal, Request, Response
+from semel.http.request import (
+    ATTEMPT,
+    checked_tenant,
+    fingerprint_of,
+    is_stream,
+    key_of,
+    operation_of,
+)
+from semel.http.rule import Rule, Rules, Ruling, Scope
+from semel.ports import Store, StoreLedger
+from semel.settings import as_store, default_store
+
+log = logging.getLogger("semel")
+
+Environ: TypeAlias = dict[str, Any]
+Headers: TypeAlias = list[tuple[str, str]]
+ExcInfo: TypeAlias = (
+    tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+)
+
+KEY = "HTTP_IDEMPOTENCY_KEY"
+INPUT = "wsgi.input"
+
+# The two headers of a request that an environ names without HTTP_.
+UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
+
+
+class WSGIMiddleware:
+    """Requests with an `Idempotency-Key` take effect once.
+
+    `scope` says whose key it is and is asked on every request, before anything is looked up: a
+    function of the request that gives the tenant, or the name of the only one. It may refuse by
+    raising `Refusal`. `rule` is what a key means; `routes` has other rules for some paths.
+
+    Whether a handler was found is not to be seen from here, so a 404 or a 405 is recorded only
+    where `Rule(stores=...)` lists it.
+    """
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        *,
+        scope: Scope,
+        store: Store | str | None = None,
+        rule: Rule | None = None,
+        routes: Mapping[str, Rule | None] | None = None,
+    ) -> None:
+        self.app = app
+        self._rules = Rules(rule or Rule(), scope, routes)
+        self._store = None if store is None else as_store(store)
+        self._pace = Pace()
+        self._required: set[int] = set()
+        if self._store is not None:
+            self._store.ledger(SYNC)  # refuses a store of the other colour, here and now
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        ruling = self._rules.find(environ["REQUEST_METHOD"], path_of(environ))
+        if ruling is None or (KEY not in environ and not ruling.required):
+            return self.app(environ, start_response)
+        body = Body(ruling.max_body)
+        try:
+            exchange = self._exchange(ruling, environ, body)
+        except Refusal as refused:
+            body.close()
+            return reply(start_response, refused.response)
+        except BaseException:
+            body.close()
+            raise
+        return Conversation(exchange, ruling, body, environ, start_response).hold(self.app)
+
+    def _exchange(self, ruling: Ruling, environ: Environ, body: Body) -> Exchange:
+        request = request_of(environ)
+        text = key_of([environ[KEY].encode("latin-1")] if KEY in environ else [])
+        tenant = tenant_of(ruling.scope, request)
+        gather(body, environ, ruling.max_body)
+        key = keys.make_key(
+            text,
+            tenant=tenant,
+            operation=operation_of(request),
+            per_operation=ruling.per_operation,
+            version=keys.HTTP,
+        )
+        fingerprint = fingerprint_of(ruling, request, body)
+        store = self._store if self._store is not None else default_store()
+        ledger = store.ledger(SYNC)
+        if ruling.policy.require:
+            self._check_requirements(ledger, ruling)
+        return Exchange(ruling, store, ledger, SYNC, key, fingerprint, request, self._pace)
+
+    def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
+        if id(ruling) in self._required:
+            return
+        try:
+            run(require(ledger, ruling.policy.require, "the idempotency middleware"))
+        except StoreUnavailableError as error:  # a store that is down cannot tell
+            raise Refusal(protocol.refusal(error)) from error
+        self._required.add(id(ruling))
+
+
+# --- the request --------------------------------------------------------------------------------
+
+
+def path_of(environ: Environ) -> str:
+    """The path as the client sees it, wherever the app is mounted."""
+    path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    if path.isascii():
+        return path or "/"
+    return path.encode("latin-1").decode("utf-8", "backslashreplace")
+
+
+def request_of(environ: Environ) -> Request:
+    headers = tuple(
+        (name.removeprefix("HTTP_").replace("_", "-").lower().encode(), content.encode("latin-1"))
+        for name, content in environ.items()
+        if name.startswith("HTTP_") or (name in UNPREFIXED and content)
+    )
+    query = environ.get("QUERY_STRING", "").encode("latin-1")
+    return Request(environ["REQUEST_METHOD"], path_of(environ), query, headers, environ)
+
+
+def tenant_of(scope: Scope, request: Request) -> str:
+    tenant: Any = scope(request) if callable(scope) else scope
+    if inspect.iscoroutine(tenant):
+        tenant.close()
+        raise SettingsError("scope= is async, but a WSGI app is not; give it a plain function")
+    return checked_tenant(tenant)
+
+
+def gather(body: Body, environ: Environ, most: int) -> None:
+    """Read the body to its end."""
+    left = length_of(environ, most)
+    read = environ[INPUT].read
+    while left != 0:
+        piece = read(PIECE if left is None else min(PIECE, left))
+        if not piece:
+            break
+        body.add(piece)
+        left = None if left is None else left - len(piece)
+    if left:
+        raise _malformed("The body ended before its Content-Length.")
+
+
+def length_of(environ: Environ, most: int) -> int | None:
+    """How much there is to read; None when the server ends the input where the body ends."""
+    chunked = environ.get("HTTP_TRANSFER_ENCODING")
+    content = environ.get("CONTENT_LENGTH")
+    if content and not chunked:
+        check_length(content, most)
+        if content.isascii() and content.isdigit():
+            return int(content)
+        raise _malformed("Content-Length is no number.")
+    if environ.get("wsgi.input_terminated"):
+        return None
+    if chunked:  # who reads on would wait for ever, who does not would compare nothing
+        raise _malformed("Where a chunked body ends cannot be seen here; send a Content-Length.")
+    return 0
+
+
+def _malformed(detail: str) -> Refusal:
+    return Refusal(protocol.problem("body-malformed", detail))
+
+
+# --- the response -------------------------------------------------------------------------------
+
+
+def reply(
+    start_response: StartResponse, response: Response, close: Callable[[], None] | None = None
+) -> Iterable[bytes]:
+    """Answer with a whole response; `close` is called when the server is done with it."""
+    headers = [(name.decode("latin-1"), line.decode("latin-1")) for name, line in response.headers]
+    start_response(status_line(response.status), headers)
+    return Whole(response.body or b"", close)
+
+
+def status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"{status} Unknown"
+
+
+class Whole:
+    """A body that is all here: one piece, so that a server can say how long it is."""
+
+    def __init__(self, body: bytes, close: Callable[[], None] | None = None) -> None:
+        self._pieces = [body] if body else []
+        self._close = close
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pieces)
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close()
+
+
+class Live:
+    """A body that is sent while it is made: first what was gathered, then the rest."""
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: Iterator[bytes],
+        attempt: Attempt | None,
+        close: Callable[[], None],
+    ) -> None:
+        self._first = first
+        self._rest = rest
+        self._attempt = attempt
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        first, self._first = self._first, b""
+        if first:
+            return first
+        token = CURRENT.set(self._attempt)
+        try:
+            return next(self._rest)
+        finally:
+            leave(token)
+
+
+# --- the conversation ---------------------------------------------------------------------------
+
+
+class Conversation:
+    """One keyed request and its response: the app's `start_response`, and the record."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        ruling: Ruling,
+        body: Body,
+        environ: Environ,
+        start_response: StartResponse,
+    ) -> None:
+        self._exchange = exchange
+        self._ruling = ruling
+        self._body = body
+        self._environ = environ
+        self._start_response = start_response
+        self._iterable: Iterable[bytes] | None = None
+        self._rest: Iterator[bytes] = iter(())
+        self._status = ""
+        self._headers: Headers = []
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._lingers_until = 0.0
+        self._live: Callable[[bytes], object] | None = None  # the server's write(), once it is
+        self._answer: Response | None = None  # the client is answered from elsewhere
+
+    def hold(self, app: WSGIApplication) -> Iterable[bytes]:
+        try:
+            answer = run(self._exchange.open())
+            if answer is not None:
+                return reply(self._start_response, answer, self.close)
+            token = CURRENT.set(self._exchange.attempt)
+            try:
+                self._run(app)
+            finally:
+                leave(token)
+            return self._sent()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._exchange.let_go()
+
+    def _run(self, app: WSGIApplication) -> None:
+        self._environ[ATTEMPT] = self._exchange.attempt
+        self._environ[INPUT] = self._body.as_file() or io.BytesIO(self._body.whole())
+        try:
+            self._gather(app)
+        except Exception as error:
+            if not self._answered_for(error):
+                raise
+        except BaseException as error:
+            if not self._exchange.closed:
+                run(self._exchange.interrupt(error))
+            raise
+
+    def _answered_for(self, error: Exception) -> bool:
+        """The app raised: is there an answer all the same? Else the server sees the error."""
+        if self._exchange.closed:
+            return False
+        self._answer = run(self._exchange.failed(error))
+        if self._answer is None:
+            return False
+        log.error("semel: the app raised, and what is recorded is sent", exc_info=error)
+        return True
+
+    def _gather(self, app: WSGIApplication) -> None:
+        self._iterable = app(self._environ, self.start_response)
+        self._rest = iter(self._iterable)
+        while not self._exchange.closed:
+            try:
+                piece = next(self._rest)
+            except StopIteration:
+                return self._finish()
+            self._take(piece)
+        return None
+
+    def _sent(self) -> Iterable[bytes]:
+        """What the server gets, now that it is recorded."""
+        if self._answer is not None:
+            return reply(self._start_response, self._answer, self.close)
+        body = b"".join(self._pieces)
+        self._pieces = []
+        if self._live is not None:
+            return Live(body, self._rest, self._exchange.attempt, self.close)
+        self._start_response(self._status, self._headers)
+        return Whole(body, self.close)
+
+    def close(self) -> None:
+        """Let go of the app's iterable, once, and of the body."""
+        iterable, self._iterable = self._iterable, None
+        try:
+            if (close := getattr(iterable, "close", None)) is not None:
+                close()
+        finally:
+            self._body.close()
+
+    # What the app sees.
+
+    def start_response(
+        self, status: str, headers: Headers, exc_info: ExcInfo | None = None, /
+    ) -> Callable[[bytes], object]:
+        if exc_info is not None:
+            self._change_mind(exc_info)
+        elif self._status:
+            raise AssertionError("start_response was called a second time, without exc_info")
+        self._status, self._headers = status, list(headers)
+        if self._live is not None:
+            self._live = self._start_response(status, headers, exc_info)
+        elif not self._exchange.closed and is_stream(self._response(None).headers):
+            self._go_live()
+        return self.write
+
+    def _change_mind(self, exc_info: ExcInfo) -> None:
+        """After the first byte the app is told that it is too late, as by any server."""
+        if self._size and exc_info[1] is not None:
+            raise exc_info[1].with_traceback(exc_info[2])
+
+    def write(self, piece: bytes) -> None:
+        self._take(piece)
+        if self._live is not None:
+            pieces, self._pieces = self._pieces, []
+            for gathered in pieces:
+                self._live(gathered)
+
+    def _take(self, piece: bytes) -> None:
+        if not self._status:
+            raise AssertionError("the app answered without calling start_response")
+        if not isinstance(piece, bytes):
+            raise TypeError(f"a WSGI app answers with bytes, not {type(piece).__name__}")
+        if not piece or self._answer is not None:
+            return
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if not self._exchange.closed and self._goes_on():
+            self._go_live()
+
+    def _goes_on(self) -> bool:
+        """More than is kept; or of unknown length, and read while it is made."""
+        if self._size > self._ruling.max_response:
+            return True
+        now = self._exchange.colour.now()
+        if not self._lingers_until:
+            self._lingers_until = now + self._ruling.linger_s
+            return False
+        return now >= self._lingers_until and not self._has_length()
+
+    def _has_length(self) -> bool:
+        return any(name.lower() == "content-length" for name, _ in self._headers)
+
+    # How a response leaves.
+
+    def _finish(self) -> None:
+        if not self._status:
+            raise AssertionError("the app returned without calling start_response")
+        self._close(self._response(b"".join(self._pieces)))
+
+    def _go_live(self) -> None:
+        """A stream, or more than is kept: record that it happened, and let it through."""
+        self._close(self._response(None))
+        if self._answer is None:
+            self._live = self._start_response(self._status, self._headers)
+
+    def _close(self, response: Response) -> None:
+        routed = names(self._ruling.rule, response.status)
+        answer = run(self._exchange.close(response, routed=routed))
+        if answer is not response:
+            # Somebody else's answer is the one; what our app still says is for nobody.
+            self._answer = answer
+            self._pieces = []
+
+    def _response(self, body: bytes | None) -> Response:
+        headers = tuple((name.encode("latin-1"), c.encode("latin-1")) for name, c in self._headers)
+        return Response(int(self._status[:3]), headers, body)
+
+
+def names(rule: Rule, status: int) -> bool:
+    """Does `stores` list this very status?"""
+    return rule.stores is not None and not callable(rule.stores) and status in rule.stores
