@@ -7,13 +7,14 @@ With one, the body is read, the key is claimed, and the app runs with a `send` t
 response: record, then send.
 
 What is easy to get wrong: `more_body` does not mean that a response is a stream, since every
-response looks so behind a `BaseHTTPMiddleware`; and after the body, `receive` must wait for the
-real server, or the app believes that its client is gone.
+response looks so behind a `BaseHTTPMiddleware`; and a client that is gone is no reason to stop: an
+app that were told so before its response is recorded would leave half of one, and be run again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
@@ -79,7 +80,7 @@ class IdempotencyMiddleware:
             self._store.ledger(ASYNC)  # refuses a store of the other colour, here and now
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and ATTEMPT not in scope:  # a door behind a door does nothing
             ruling = self._rules.find(scope["method"], scope["path"])
             if ruling is not None:
                 found = [content for name, content in scope["headers"] if name == KEY_HEADER]
@@ -97,28 +98,30 @@ class IdempotencyMiddleware:
             body = await gathered(request, receive, ruling.max_body)
             if body is None:
                 return
-            key = record_key(ruling, request, text, tenant)
-            fingerprint = fingerprint_of(ruling, request, body)
+            with body.closed_if_refused():
+                exchange = await self._exchange(ruling, request, body, text, tenant)
         except Refusal as refused:
             await reply(send, refused.response)
             return
-        store = self._store if self._store is not None else default_store()
-        ledger = store.ledger(ASYNC)
-        if ruling.policy.require and not await self._met(ledger, ruling, send):
-            return
-        exchange = Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
         await Conversation(exchange, ruling, Again(body, receive), send).hold(self.app, scope)
 
-    async def _met(self, ledger: StoreLedger, ruling: Ruling, send: Send) -> bool:
-        """Does the store survive what the rule requires? A store that is down cannot tell."""
-        if id(ruling) not in self._required:
-            try:
-                await require(ledger, ruling.policy.require, "the idempotency middleware")
-            except StoreUnavailableError as error:
-                await reply(send, protocol.refusal(error))
-                return False
-            self._required.add(id(ruling))
-        return True
+    async def _exchange(
+        self, ruling: Ruling, request: Request, body: Body, text: str, tenant: str
+    ) -> Exchange:
+        key = record_key(ruling, request, text, tenant)
+        fingerprint = fingerprint_of(ruling, request, body)
+        store = self._store if self._store is not None else default_store()
+        ledger = store.ledger(ASYNC)
+        if ruling.policy.require and id(ruling) not in self._required:
+            await self._check_requirements(ledger, ruling)
+        return Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
+
+    async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
+        try:
+            await require(ledger, ruling.policy.require, "the idempotency middleware")
+        except StoreUnavailableError as error:  # a store that is down cannot tell
+            raise Refusal(protocol.refusal(error)) from error
+        self._required.add(id(ruling))
 
 
 # --- the request --------------------------------------------------------------------------------
@@ -157,16 +160,34 @@ async def gathered(request: Request, receive: Receive, most: int) -> Body | None
 
 
 class Again:
-    """The app's `receive`: the body as it came, and after it whatever really comes."""
+    """The app's `receive`: the body as it came, and after it whatever really comes.
+
+    That is the news that the client is gone, at which frameworks cancel their handlers or stop in
+    the middle of a response. So a conversation keeps it back until the response is recorded.
+    """
+
+    _most_s: float | None = None
+    _listening: asyncio.Event | None = None
 
     def __init__(self, body: Body, receive: Receive) -> None:
         body.rewind()  # its fingerprint has read it
         self._body: Body | None = body
         self._receive = receive
 
+    def keep_back(self, most_s: float) -> None:
+        """The app is to come to its end, even if nobody listens any more."""
+        self._most_s = most_s
+
+    def let_through(self) -> None:
+        self._most_s = None
+        if self._listening is not None:
+            self._listening.set()
+
     async def __call__(self) -> Message:
         body = self._body
         if body is None:
+            if self._most_s is not None:
+                await self._until_let_through(self._most_s)
             return await self._receive()
         if not body.spooled:
             self._body = None
@@ -175,6 +196,12 @@ class Again:
         if not piece:
             self.close()
         return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    async def _until_let_through(self, most_s: float) -> None:
+        self._listening = self._listening or asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._listening.wait()
 
     def close(self) -> None:
         if self._body is not None:
@@ -204,6 +231,7 @@ class Conversation:
         self._exchange = exchange
         self._ruling = ruling
         self.receive = again
+        again.keep_back(ruling.policy.max_run_s)  # for longer, nobody keeps the claim either
         self._send = send
         self._start: Message | None = None
         self._pieces: list[bytes] = []
@@ -256,6 +284,7 @@ class Conversation:
         self._exchange.let_go()
         if self._lingering is not None:
             self._lingering.cancel()
+        self.receive.let_through()
         self.receive.close()
 
     async def _app_failed(self, error: Exception) -> None:
@@ -293,8 +322,9 @@ class Conversation:
                 await self._go_live()
         elif kind == "http.response.body":
             await self._gather_piece(message)
-        else:  # early hints and the like are not the response
-            await self._send(message)
+        else:  # early hints and the like are not the response, and nobody may be there to see them
+            with contextlib.suppress(OSError):
+                await self._send(message)
 
     async def _gather_piece(self, message: Message) -> None:
         piece = message.get("body", b"")
@@ -310,7 +340,8 @@ class Conversation:
 
     def _has_length(self) -> bool:
         assert self._start is not None
-        return any(name.lower() == b"content-length" for name, _ in self._start["headers"])
+        headers = self._start.get("headers", ())
+        return any(name.lower() == b"content-length" for name, _ in headers)
 
     # How a response leaves.
 
@@ -336,7 +367,10 @@ class Conversation:
         self._passing = True  # whatever comes of it, this response is over
         if self._lingering is not None:
             self._lingering.cancel()
-        return await self._exchange.close(response, routed="endpoint" in self._scope)
+        try:
+            return await self._exchange.close(response, routed="endpoint" in self._scope)
+        finally:
+            self.receive.let_through()
 
     def _response(self, body: bytes | None) -> Response:
         assert self._start is not None
@@ -371,4 +405,5 @@ class Conversation:
         assert self._lock is not None
         async with self._lock:
             if not self._exchange.closed:
-                await self._go_live()
+                with contextlib.suppress(OSError):  # the app is told when it sends on
+                    await self._go_live()

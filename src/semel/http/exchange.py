@@ -7,12 +7,14 @@ byte of it gets the same bytes when it asks again, and one that hung up finds th
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from semel.attempt import Attempt
+from semel.attempt import CURRENT, Attempt, leave
 from semel.call import Call, Raised, told
 from semel.colour import Colour
 from semel.errors import OutcomeUnknownError, SemelError, SettingsError, StoreUnavailableError
+from semel.guard import step
 from semel.http import protocol
 from semel.http.protocol import Request, Response
 from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling
@@ -20,6 +22,8 @@ from semel.ports import Store, StoreLedger
 from semel.values import Done, Key, Outcome
 
 log = logging.getLogger("semel")
+
+R = TypeVar("R")
 
 # How much the last request counts for how long the next one will take.
 PACE_SHARE = 0.2
@@ -49,6 +53,14 @@ class RequestAttempt(Attempt):
         call = self.call
         assert isinstance(call, Exchange)
         call.bind(session)
+
+    def step(self, name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+        """`semel.step` of this attempt; await it in an async handler."""
+        token = CURRENT.set(self)
+        try:
+            return step(name, fn, *args, **kwargs)
+        finally:
+            leave(token)
 
 
 class Exchange(Call):
@@ -84,7 +96,7 @@ class Exchange(Call):
             if answer.orphan is not None and self.policy.recover is not None:
                 found = await self.recovered(answer.orphan)
                 if found is not None:
-                    return await self.close(self._found(found.value))
+                    return await self._settle_for(self._found(found.value))
         except SemelError as error:
             return self._refused(error)
         return None
@@ -96,6 +108,11 @@ class Exchange(Call):
             f"on_crash answered Recovered({type(found).__name__}); a request is answered with a "
             "semel.http.Response"
         )
+
+    async def _settle_for(self, found: Response) -> Response:
+        """What was found out is the answer, whatever its status: no handler has failed."""
+        self.closed = True
+        return self._sent(found, await self.succeed(found))
 
     def bind(self, session: Any) -> None:
         bind = getattr(self._store, "bind", None)
