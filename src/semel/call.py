@@ -634,7 +634,8 @@ class Call:
 
     def _replay_step(self, name: str, data: bytes) -> Any:
         if data[:1] == b"v":
-            return self.replay(Outcome("value", data[1:]))
+            # Not self.replay: a call of another kind may replay otherwise, a step is a value.
+            return Call.replay(self, Outcome("value", data[1:]))
         return Raised(self._result_lost(f"of step {name!r} could not be stored", data[1:]))
 
 

@@ -98,8 +98,7 @@ class IdempotencyMiddleware:
             body = await gathered(request, receive, ruling.max_body)
             if body is None:
                 return
-            with body.closed_if_refused():
-                exchange = await self._exchange(ruling, request, body, text, tenant)
+            exchange = await self._exchange(ruling, request, body, text, tenant)
         except Refusal as refused:
             await reply(send, refused.response)
             return
@@ -108,12 +107,16 @@ class IdempotencyMiddleware:
     async def _exchange(
         self, ruling: Ruling, request: Request, body: Body, text: str, tenant: str
     ) -> Exchange:
-        key = record_key(ruling, request, text, tenant)
-        fingerprint = fingerprint_of(ruling, request, body)
-        store = self._store if self._store is not None else default_store()
-        ledger = store.ledger(ASYNC)
-        if ruling.policy.require and id(ruling) not in self._required:
-            await self._check_requirements(ledger, ruling)
+        try:
+            key = record_key(ruling, request, text, tenant)
+            fingerprint = fingerprint_of(ruling, request, body)
+            store = self._store if self._store is not None else default_store()
+            ledger = store.ledger(ASYNC)
+            if ruling.policy.require and id(ruling) not in self._required:
+                await self._check_requirements(ledger, ruling)
+        except BaseException:
+            body.close()
+            raise
         return Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
 
     async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
@@ -146,15 +149,19 @@ async def gathered(request: Request, receive: Receive, most: int) -> Body | None
     message = await receive()
     if message.get("more_body", False):
         check_length(request.header("content-length"), most)
-    while message["type"] != "http.disconnect":
-        piece = message.get("body", b"")
-        if body.spooled:
-            await asyncio.to_thread(body.add, piece)
-        else:
-            body.add(piece)
-        if not message.get("more_body", False):
-            return body
-        message = await receive()
+    try:
+        while message["type"] != "http.disconnect":
+            piece = message.get("body", b"")
+            if body.spooled:
+                await asyncio.to_thread(body.add, piece)
+            else:
+                body.add(piece)
+            if not message.get("more_body", False):
+                return body
+            message = await receive()
+    except BaseException:
+        body.close()
+        raise
     body.close()
     return None
 
@@ -190,8 +197,9 @@ class Again:
                 await self._until_let_through(self._most_s)
             return await self._receive()
         if not body.spooled:
-            self._body = None
-            return {"type": "http.request", "body": body.whole(), "more_body": False}
+            whole = body.whole()
+            self.close()  # or it would stay as long as the app runs
+            return {"type": "http.request", "body": whole, "more_body": False}
         piece = await asyncio.to_thread(body.next)
         if not piece:
             self.close()

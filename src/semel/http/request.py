@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,7 +39,12 @@ def key_of(found: list[bytes]) -> str:
 
 
 def operation_of(request: Request) -> str:
-    return f"{request.method} {request.path[:SHOWN]}"
+    """What is compared even where nothing else is, so it must tell long paths apart."""
+    path = request.path
+    if len(path) > SHOWN:
+        whole = hashlib.sha256(path.encode("utf-8", "surrogatepass"))
+        path = f"{path[:SHOWN]}...{whole.hexdigest()[:16]}"
+    return f"{request.method} {path}"
 
 
 def record_key(ruling: Ruling, request: Request, text: str, tenant: str) -> Key:
