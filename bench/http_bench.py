@@ -97,10 +97,21 @@ def ratios(of: Result, to: Result) -> list[float]:
 class Seat:
     """An app at the table, in every case of one place."""
 
-    def __init__(self, door: str, server: http_server.AppServer) -> None:
+    def __init__(self, door: str, store: str) -> None:
         self.door = door
-        self._server = server
+        self._store = store
+        self._running: http_server.AppServer | None = None
         self._recorded = ""
+
+    @property
+    def _server(self) -> http_server.AppServer:
+        if self._running is None:
+            self._running = http_server.start(self.door, self._store)
+        return self._running
+
+    def leave(self) -> None:
+        if self._running is not None:
+            self._running.stop()
 
     def sit_down(self) -> None:
         """Show that a request with a key that was used before is not run again."""
@@ -138,17 +149,17 @@ class Seat:
 @contextlib.contextmanager
 def seats(store: str) -> Iterator[list[Seat]]:
     """An app behind each door, all in front of this store."""
-    with contextlib.ExitStack() as end:
-        found = []
-        for door in DOORS:
-            server = http_server.start(door, store)
-            end.callback(server.stop)
-            found.append(Seat(door, server))
+    found = [Seat(door, store) for door in DOORS]
+    try:
         yield found
+    finally:
+        for seat in found:
+            seat.leave()
 
 
 def take_turns(table: Sequence[Seat], case: Case, effort: Effort) -> list[Result]:
     results = {seat.door: Result(seat.door) for seat in table}
+    # The warm-up pays for connections, scripts, plans and caches.
     for turn in range(-1, effort.rounds):
         first = turn % len(table)
         for seat in [*table[first:], *table[:first]]:
@@ -163,10 +174,15 @@ def _play(seat: Seat, result: Result, case: Case, effort: Effort, turn: int) -> 
         if turn < 0:
             seat.sit_down()
         block = seat.play(case, effort.seconds)
-        if turn >= 0:  # the first time pays for connections, scripts, plans and caches
+        if turn >= 0:
             result.blocks[turn] = block
     except (FailedError, OSError) as error:
-        result.error = f"{type(error).__name__}: {error}"[:200]
+        result.error = shown(error)
+
+
+def shown(error: Exception) -> str:
+    """An error on one line: what an app said last is the reason."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}"
 
 
 def run(machine: Machine, effort: Effort) -> Iterator[tuple[Case, list[Result]]]:

@@ -10,26 +10,50 @@ import contextlib
 import re
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 
 from bench import http_load, http_server
-from bench.http_bench import DOORS
+from bench.http_bench import DOORS, shown
+from bench.http_load import FailedError
 from bench.http_server import PATIENCE_S, AppServer
 from support.process import HOST, wait_until
 
 CROWD = 200
 
 
-def run(store: str, times: int) -> dict[str, float]:
-    """Bytes per request in flight, for each door; nothing where the system does not tell."""
+@dataclass
+class Taken:
+    """Bytes per request in flight behind one door, each time; or why there are none."""
+
+    door: str
+    each: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.each) if self.each and self.error is None else None
+
+
+def run(store: str, times: int) -> list[Taken]:
+    """What each door takes; nothing where the system does not tell."""
     if not Path("/proc/self/status").exists():
-        return {}
-    taken: dict[str, list[float]] = {door: [] for door in DOORS}
+        return []
+    found = [Taken(door) for door in DOORS]
     for _ in range(times):
-        for door, found in taken.items():
-            found.append(_crowded(door, store))
-    return {door: statistics.median(found) for door, found in taken.items()}
+        for taken in found:
+            _look(taken, store)
+    return found
+
+
+def _look(taken: Taken, store: str) -> None:
+    if taken.error is not None:
+        return
+    try:
+        taken.each.append(_crowded(taken.door, store))
+    except (FailedError, OSError) as error:  # a TimeoutError is one too
+        taken.error = shown(error)
 
 
 def _crowded(door: str, store: str) -> float:

@@ -8,11 +8,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from bench.http_load import RECORDED, key
+from bench.http_load import RECORDED, FailedError, key
 from support.binaries import Binary
 from support.process import HOST, ServerProcess, free_port, new_folder
 
 PATIENCE_S = 30.0
+CREATED = 201
 
 
 class AppServer(ServerProcess):
@@ -38,7 +39,9 @@ class AppServer(ServerProcess):
     def record(self, stamp: str) -> None:
         """Make the requests whose answers are going to be replayed."""
         for number in range(RECORDED):
-            self.ask("POST", "/charges", key(stamp, number))
+            status, body = self.ask("POST", "/charges", key(stamp, number))
+            if status != CREATED:
+                raise FailedError(f"a request was answered {status}: {body[:200]!r}")
 
 
 def content(key: str | None) -> tuple[bytes, dict[str, str]]:
@@ -50,7 +53,12 @@ def content(key: str | None) -> tuple[bytes, dict[str, str]]:
 
 
 def start(door: str, store: str) -> AppServer:
+    """A new app; `FailedError` when it does not come up."""
     port = free_port()
     words = ["-m", "bench.http_app", door, store, str(port)]
     python: Any = Binary("python", Path(sys.executable), "path")
-    return AppServer(python, words, port, new_folder("app")).start()
+    server = AppServer(python, words, port, new_folder("app"))
+    try:
+        return server.start()
+    except (RuntimeError, TimeoutError) as error:
+        raise FailedError(str(error)) from error

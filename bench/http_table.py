@@ -12,6 +12,7 @@ from typing import Any
 from bench import http_load, http_memory
 from bench.http_bench import BARE, OURS, PEER, Case, Result, Target, ratios
 from bench.http_load import Phase
+from bench.http_memory import Taken
 from bench.table import NOTHING, Verdict, micros, rendered
 
 TITLES: dict[Phase, str] = {
@@ -59,8 +60,7 @@ def case_table(case: Case, results: Sequence[Result]) -> str:
     for result in results:
         name = f"**{result.door}**" if result.door == OURS else result.door
         rows.append([name, *_figures(result, by_door), judged if result.door == OURS else ""])
-    failed = [f"{r.door} failed: `{r.error}`." for r in results if r.error is not None]
-    return "\n\n".join([f"### {title(case)}", rendered(rows), *failed])
+    return "\n\n".join([f"### {title(case)}", rendered(rows), *_failures(results)])
 
 
 def title(case: Case) -> str:
@@ -114,22 +114,27 @@ def verdicts(case: Case, results: Sequence[Result]) -> list[Verdict]:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def memory_table(found: Mapping[str, float]) -> str:
-    crowd = http_memory.CROWD
-    heading = f"### HTTP, Redis: memory per request while {crowd} handlers wait"
+def memory_table(found: Sequence[Taken]) -> str:
+    heading = f"### HTTP, Redis: memory per request while {http_memory.CROWD} handlers wait"
     if not found:
         return f"{heading}\n\nThis system does not say how much memory a process has."
+    bare = next(taken.median for taken in found if taken.door == BARE)
     rows: list[Sequence[str]] = [("", "bytes each", "more than bare")]
-    for door, each in found.items():
-        more = NOTHING if door == BARE else f"{each - found[BARE]:,.0f}"
-        rows.append((f"**{door}**" if door == OURS else door, f"{each:,.0f}", more))
-    return f"{heading}\n\n{rendered(rows)}"
+    for taken in found:
+        each, name = taken.median, f"**{taken.door}**" if taken.door == OURS else taken.door
+        more = NOTHING if each is None or bare is None else f"{each - bare:,.0f}"
+        rows.append((name, "failed" if each is None else f"{each:,.0f}", more))
+    return "\n\n".join([heading, rendered(rows), *_failures(found)])
+
+
+def _failures(found: Sequence[Result] | Sequence[Taken]) -> list[str]:
+    return [f"{each.door} failed: `{each.error}`." for each in found if each.error is not None]
 
 
 # --- for other programs, and for the documentation ----------------------------------------------
 
 
-def plain(found: Mapping[Case, Sequence[Result]], memory: Mapping[str, float]) -> dict[str, Any]:
+def plain(found: Mapping[Case, Sequence[Result]], memory: Sequence[Taken]) -> dict[str, Any]:
     """The figures as JSON has them, every block included."""
     return {
         "scenario": "http",
@@ -141,7 +146,7 @@ def plain(found: Mapping[Case, Sequence[Result]], memory: Mapping[str, float]) -
             }
             for case, results in found.items()
         ],
-        "bytes_in_flight": dict(memory),
+        "bytes_in_flight": [asdict(taken) for taken in memory],
     }
 
 
