@@ -14,6 +14,7 @@ not be written is dead: it is rolled back, the claim is released, and nothing ha
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sqlalchemy as sa
@@ -26,7 +27,7 @@ from semel.ports import StoreLedger
 from semel.stores import rules
 from semel.stores.rules import Completing
 from semel.stores.sql import fenced, generic, limits
-from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
 from semel.values import Answer, Claim, Kept, Key, Lost, Outcome, Terms, Verdict
@@ -102,9 +103,11 @@ class BoundLedger:
         return await self._ledger.claim(key, attempt=attempt, fingerprint=fingerprint, terms=terms)
 
     async def complete(self, claim: Claim, outcome: Outcome) -> Verdict:
-        op = await self._fitting(Completing(claim, outcome))
+        op = Completing(claim, outcome)
         try:
-            if await recorded(await self._link(), op):
+            link = await self._link()
+            op = await fitting(link, op)
+            if await recorded(link, op):
                 return Kept()
         except exc.SQLAlchemyError as error:
             raise await self._dead(claim, error) from error
@@ -114,13 +117,6 @@ class BoundLedger:
     async def _check(self) -> None:
         """Refuse a session that cannot carry the outcome, before anything runs."""
         await self._link()
-
-    async def _fitting(self, op: Completing) -> Completing:
-        """Asked of the server once, and only of one that has a limit: a link may be hard to get."""
-        dialect = (await self._ledger.lines()).dialect
-        if dialect.name == "mysql" and dialect.packet is None:
-            await self._ledger.run(limits.packet)
-        return limits.fitting(op, dialect.packet)
 
     async def _refused(self, op: Completing) -> Lost:
         return await self._ledger.run(lambda own: _refusal(own, op))
@@ -172,11 +168,26 @@ class BoundLedger:
             await rolled_back
 
 
+# A dialect knows how its statements are said and what fits into one; both are asked only once.
+_dialects: weakref.WeakKeyDictionary[sa.Dialect, Dialect] = weakref.WeakKeyDictionary()
+
+
+def _dialect(given: sa.Dialect) -> Dialect:
+    found = _dialects.get(given)
+    if found is None:
+        found = _dialects[given] = dialect_named(given.name, given.paramstyle)
+    return found
+
+
 def bound_link(connection: sa.Connection | AsyncConnection) -> Link:
-    dialect = dialect_named(connection.dialect.name, connection.dialect.paramstyle)
+    dialect = _dialect(connection.dialect)
     if isinstance(connection, AsyncConnection):
         return AsyncBoundLink(connection, dialect)
     return BoundLink(connection, dialect)
+
+
+async def fitting(link: Link, op: Completing) -> Completing:
+    return limits.fitting(op, await limits.packet(link))
 
 
 def said(error: Exception) -> object:

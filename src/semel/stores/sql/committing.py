@@ -41,12 +41,14 @@ from semel.stores.sql.bound import (
     BoundStore,
     Session,
     bound_link,
+    fitting,
     recorded,
     refuse_autocommit,
     said,
 )
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.ledger import SQLLedger
+from semel.stores.sql.links import Link
 from semel.values import Answer, Claim, Kept, Key, Lost, Outcome, Terms, Verdict, Won
 
 if TYPE_CHECKING:
@@ -241,8 +243,8 @@ class CommittingLedger(BoundLedger):
     """The store's own ledger, except that a claim ends together with the session."""
 
     _stage = Stage.NOTHING
-    _sent: str | None = None
-    """The attempt whose COMMIT was sent: from then on only the record can tell."""
+    _sent: Completing | None = None
+    """What went with a COMMIT: from then on only the record can tell whether it is there."""
 
     def __init__(
         self, ledger: SQLLedger, on_session: OnSession[Any], colour: Colour, seal: Seal
@@ -282,21 +284,24 @@ class CommittingLedger(BoundLedger):
         return verdict or Lost()
 
     async def _complete(self, op: Completing) -> Verdict:
-        op = await self._fitting(op)
-        if op.outcome.status is not None and op.outcome.status >= FIRST_ERROR:
+        if _is_error(op.outcome):
             await self._undo()
             return await self._ledger.complete(op.claim, op.outcome)
-        if self._sent == op.claim.attempt:
-            return await self._resolve(op, None)
+        if (sent := self._sent_of(op.claim)) is not None:
+            return await self._resolve(sent, None)
         try:
             kept = await self._on_session(partial(self._commit, op))
         except Exception as error:  # noqa: BLE001 - the session's own hooks may raise anything
-            if self._sent == op.claim.attempt:
-                return await self._resolve(op, error)
+            if (sent := self._sent_of(op.claim)) is not None:
+                return await self._resolve(sent, error)
             await self._give_back(op.claim, error)
             nothing = self._nothing(op.claim, error)
             raise nothing  # noqa: B904 - its cause is set, or it is that very error
         return Kept() if kept else await self._refused(op)
+
+    def _sent_of(self, claim: Claim) -> Completing | None:
+        sent = self._sent
+        return sent if sent is not None and sent.claim.attempt == claim.attempt else None
 
     def _commit(self, op: Completing, session: orm.Session) -> bool:
         """On the session's side. False, and rolled back, when the claim is not the current one."""
@@ -306,10 +311,12 @@ class CommittingLedger(BoundLedger):
         self._stage = Stage.ROWS
         session.flush()
         self._stage = Stage.RECORD
-        if not run(recorded(_connect(session), op)):
+        link = _connect(session)
+        op = run(fitting(link, op))
+        if not run(recorded(link, op)):
             session.rollback()
             return False
-        self._sent = op.claim.attempt
+        self._sent = op
         with self._seal.open():
             session.commit()
         return True
@@ -371,7 +378,7 @@ class CommittingLedger(BoundLedger):
         """Rows that violate a constraint, now or when they are committed, are the handler's."""
         if isinstance(error, exc.OperationalError) or fault_of(error) in PASSING:
             return True
-        return self._stage is Stage.RECORD and self._sent != claim.attempt
+        return self._stage is Stage.RECORD and self._sent_of(claim) is None
 
     async def _give_back(self, claim: Claim, error: Exception) -> None:
         await self._undo()
@@ -384,7 +391,11 @@ class CommittingLedger(BoundLedger):
         await self._on_session(_roll_back)
 
 
-def _connect(session: orm.Session) -> Any:
+def _is_error(outcome: Outcome) -> bool:
+    return outcome.kind == "error" or (outcome.status is not None and outcome.status >= FIRST_ERROR)
+
+
+def _connect(session: orm.Session) -> Link:
     connection = session.connection()
     refuse_autocommit(connection)
     return bound_link(connection)
