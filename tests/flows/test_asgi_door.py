@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import logging
+from threading import current_thread, main_thread
 from typing import ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from semel import SettingsError
 from semel.colour import ASYNC
 from semel.guard import CannotTell, Recovered, Retry
 from semel.http import IdempotencyMiddleware, Refusal, Response, Rule, attempt_of, problem
+from semel.http.body import Body
 from semel.stores.memory import MemoryStore
 from semel.testing.clock import FakeClock
 from semel.values import State
@@ -27,6 +29,7 @@ from support.wrapped import WrappedStore
 
 KIB = 1024
 MIB = 1024 * KIB
+LARGE = [b"x" * MIB, b"y" * MIB]
 
 
 @pytest.fixture
@@ -456,6 +459,19 @@ async def test_a_large_body_arrives_as_it_was_sent(door, shop, fingerprint):
     assert shop.runs == 1
 
 
+async def test_a_large_body_is_compared_beside_the_loop(door, shop, monkeypatch):
+    """Hashing a hundred megabytes takes as long as hundreds of requests."""
+    threads = []
+    feed = Body.feed
+    monkeypatch.setattr(
+        Body, "feed", lambda body, update: threads.append(current_thread()) or feed(body, update)
+    )
+    app = door(shop, Rule(max_body=4 * MIB))
+    await ask(app, key="large", wire=Wire(*LARGE))
+    await ask(app, key="small")
+    assert [thread is main_thread() for thread in threads] == [False, True]
+
+
 async def test_where_a_body_is_cut_into_pieces_makes_no_difference(door, shop):
     app = door(shop, Rule(max_body=4 * MIB))
     body = bytes(range(256)) * 8 * KIB
@@ -535,9 +551,6 @@ def spooled(monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", remember)
     return files
-
-
-LARGE = [b"x" * MIB, b"y" * MIB]
 
 
 async def test_the_file_of_a_body_is_closed_when_the_app_has_read_it(door, spooled):

@@ -15,11 +15,11 @@ import hashlib
 import json
 import os
 import resource
-import sys
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from semel.http import IdempotencyMiddleware, Rule, attempt_of
+from semel.stores.redis import RedisStore
 
 LEASE_S = 0.6
 
@@ -39,8 +39,16 @@ def folder():
     return Path(os.environ["WEB_FOLDER"])
 
 
+def store():
+    """The store at $WEB_STORE; $WEB_PATIENCE is how long a Redis may stay silent."""
+    url = os.environ["WEB_STORE"]
+    if "WEB_PATIENCE" in os.environ:
+        return RedisStore(url, timeout_s=float(os.environ["WEB_PATIENCE"]))
+    return url
+
+
 def door(app):
-    return IdempotencyMiddleware(app, store=os.environ["WEB_STORE"], scope=tenant_of, routes=RULES)
+    return IdempotencyMiddleware(app, store=store(), scope=tenant_of, routes=RULES)
 
 
 def charges():
@@ -93,9 +101,15 @@ async def answer(send, said, status=201):
 
 
 def peak_bytes():
-    """The most memory this process has had; a Mac counts bytes, everybody else KiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory this process has had.
+
+    Linux carries the peak of `getrusage` over from whoever started us; a Mac has no other.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 # --- Starlette ----------------------------------------------------------------------------------

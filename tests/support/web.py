@@ -11,13 +11,13 @@ import json
 import os
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from support.binaries import Binary
-from support.process import HOST, ServerProcess, family, free_port, new_folder
+from support.process import HOST, ServerProcess, free_port, new_folder
 
 TESTS = Path(__file__).parents[1]
 TYPE = "urn:semel:problem:"
@@ -164,22 +164,12 @@ class Python(Binary):
         return {**os.environ, **dict(self.variables)}
 
 
-@dataclass
 class Web(ServerProcess):
     """uvicorn and an app from `support.http_app`."""
-
-    workers: int = field(default=1, kw_only=True)
 
     @property
     def url(self):
         return f"http://{HOST}:{self.port}"
-
-    @property
-    def pids(self):
-        """Of the processes that answer requests; beside them, a supervisor has helpers."""
-        if self.workers == 1:
-            return [self.pid]
-        return sorted({httpx.get(f"{self.url}/peak").json()["pid"] for _ in range(20)})
 
     def probe(self):
         answer = httpx.get(f"{self.url}/peak", timeout=2)
@@ -204,10 +194,12 @@ class Web(ServerProcess):
         return socket.create_connection((HOST, self.port), 10)
 
 
-def start_web(store, *, app="charges", workers=1, http="httptools", folder=None):
-    folder = folder or new_folder("web")
-    variables = (("WEB_STORE", store), ("WEB_FOLDER", str(folder)))
-    python = Python("uvicorn", Path(sys.executable), "venv", variables)
+def start_web(store, *, app="charges", workers=1, http="httptools", patience_s=None):
+    folder = new_folder("web")
+    variables = [("WEB_STORE", store), ("WEB_FOLDER", str(folder))]
+    if patience_s is not None:
+        variables.append(("WEB_PATIENCE", str(patience_s)))
+    python = Python("uvicorn", Path(sys.executable), "venv", tuple(variables))
     port = free_port()
     words = [
         *("-m", "uvicorn", "--factory", f"support.http_app:{app}", "--app-dir", str(TESTS)),
@@ -215,7 +207,7 @@ def start_web(store, *, app="charges", workers=1, http="httptools", folder=None)
         *("--lifespan", "off", "--no-access-log", "--log-level", "warning"),
         *("--timeout-worker-healthcheck", "60"),  # a frozen worker is ours to thaw
     ]
-    return Web(python, words, port, folder, workers=workers).start()
+    return Web(python, words, port, folder).start()
 
 
 def request_head(path, key, *headers):
@@ -225,16 +217,35 @@ def request_head(path, key, *headers):
 
 
 def read_response(connection):
-    """All that comes until the end of the response or of the connection."""
+    """The response on a connection of one's own, whose head says how long it is."""
     with connection.makefile("rb") as file:
-        status = int(file.readline().split()[1])
-        headers = []
-        while line := file.readline().strip():
-            name, _, content = line.partition(b": ")
-            headers.append((name, content))
-        reply = Reply(status, headers, b"")
+        head = b"".join(iter(file.readline, b"\r\n"))
+        reply = parse_head(head)
         reply.body = file.read(int(reply.header("content-length") or 0))
         return reply
+
+
+def parse_head(head):
+    status, *lines = head.split(b"\r\n")
+    headers = [line.partition(b": ")[::2] for line in lines if line]
+    return Reply(int(status.split()[1]), headers, b"")
+
+
+async def fetch(web, path, key, body=b'{"amount": 5}'):
+    """One request on a connection of its own; a client with a pool is slow with hundreds."""
+    reader, writer = await asyncio.open_connection(HOST, web.port)
+    try:
+        length = f"Content-Length: {len(body)}"
+        writer.write(request_head(path, key, length, "Connection: close") + body)
+        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    if not head:
+        raise ConnectionError("no answer")
+    reply = parse_head(head)
+    reply.body = rest
+    assert len(rest) == int(reply.header("content-length"))
+    return reply
 
 
 __all__ = [
@@ -242,7 +253,7 @@ __all__ = [
     "Web",
     "Wire",
     "ask",
-    "family",
+    "fetch",
     "read_response",
     "request_head",
     "scope_of",

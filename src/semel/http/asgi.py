@@ -109,7 +109,7 @@ class IdempotencyMiddleware:
     ) -> Exchange:
         try:
             key = record_key(ruling, request, text, tenant)
-            fingerprint = fingerprint_of(ruling, request, body)
+            fingerprint = await compared(ruling, request, body)
             store = self._store if self._store is not None else default_store()
             ledger = store.ledger(ASYNC)
             if ruling.policy.require and id(ruling) not in self._required:
@@ -164,6 +164,13 @@ async def gathered(request: Request, receive: Receive, most: int) -> Body | None
         raise
     body.close()
     return None
+
+
+async def compared(ruling: Ruling, request: Request, body: Body) -> bytes:
+    """The fingerprint; that of a body in a file takes its time, and others need the loop."""
+    if body.spooled:
+        return await asyncio.to_thread(fingerprint_of, ruling, request, body)
+    return fingerprint_of(ruling, request, body)
 
 
 class Again:
