@@ -345,7 +345,7 @@ async def test_nobody_else_commits_a_bound_session(url, desk, way):
     won = await desk.claim()
     ledger = desk.bind()
     await desk.insert()
-    with pytest.raises(SettingsError, match="return instead: the commit is made together"):
+    with pytest.raises(SettingsError, match="Return instead: the commit is made together"):
         await desk.on(way)
     await ledger.release(won.claim, error="failed")
     assert is_free(url)
@@ -702,6 +702,27 @@ async def test_when_nobody_can_be_asked_a_retry_finds_out(served, network, mode,
     else:
         wait_until(lambda: isinstance(claimed(served), Won), "the lease to end")
         assert charges(served) == 0
+
+
+@pytest.mark.parametrize("commit", [False, True])
+async def test_a_lost_claim_that_cannot_be_asked_for_has_not_happened(served, commit):
+    """Its rows are gone by then: whoever says that it has happened would be lying."""
+    direct = make_url(served)
+    with Proxy(direct.port) as own:
+        own_url = direct.set(port=own.port).render_as_string(hide_password=False)
+        desk = SyncDesk(served, own=own_url)
+        try:
+            won = await desk.claim(Terms(lease_s=0.000001))
+            assert isinstance(claimed(served), Won)
+            ledger = desk.store.bind(desk.session, commit=commit).ledger(SYNC)
+            await desk.insert()
+            own.refuse()
+            with pytest.raises(StoreUnavailableError, match="Nothing of it has happened") as e:
+                await ledger.complete(won.claim, CREATED)
+            assert not e.value.again
+        finally:
+            await desk.close()
+    assert charges(served) == 0
 
 
 def hang_up(connection):

@@ -119,7 +119,16 @@ class BoundLedger:
         await self._link()
 
     async def _refused(self, op: Completing) -> Lost:
-        return await self._ledger.run(lambda own: _refusal(own, op))
+        """After the rows are gone: who has the claim now?"""
+        try:
+            return await self._ledger.run(lambda own: _refusal(own, op))
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(
+                f"the claim on {op.claim.key.text!r} is not the current one, so its transaction "
+                f"was rolled back; what has become of it cannot be asked now: {error}. Nothing of "
+                "it has happened; call again",
+                again=False,
+            ) from error
 
     async def _dead(self, claim: Claim, error: exc.SQLAlchemyError) -> StoreUnavailableError:
         """End the transaction for everybody: what it cannot record must not be committed."""

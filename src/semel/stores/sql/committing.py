@@ -94,6 +94,12 @@ def _in_a_thread(session: orm.Session) -> OnSession[Any]:
 class Seal:
     """While it is on, the session is committed by nobody but us; and it knows who ended it."""
 
+    refusal = (
+        "this session is committed together with the response, so it must not be committed "
+        "before. Return instead: the commit is made together with the response. A savepoint "
+        "(session.begin_nested()) is fine"
+    )
+
     def __init__(self, session: orm.Session) -> None:
         self._session = session
         self._ours = False
@@ -102,16 +108,20 @@ class Seal:
         """Was the last transaction of the session ended, and no other begun since?"""
         self.put()
 
+    def listeners(self) -> dict[str, Callable[..., None]]:
+        """Which events of the session it listens to."""
+        return {
+            "before_commit": self._refuse,
+            "after_begin": self._connected,
+            "after_transaction_create": self._begun,
+            "after_transaction_end": self._over,
+        }
+
     def put(self) -> None:
         if self._heard:
             return
         self.ended = False
-        self._heard = [
-            ("before_commit", _weakly(self._refuse)),
-            ("after_begin", _weakly(self._connected)),
-            ("after_transaction_create", _weakly(self._begun)),
-            ("after_transaction_end", _weakly(self._over)),
-        ]
+        self._heard = [(name, _weakly(method)) for name, method in self.listeners().items()]
         for name, listener in self._heard:
             event.listen(self._session, name, listener)
 
@@ -140,11 +150,7 @@ class Seal:
 
     def _refuse_foreign(self) -> None:
         if not self._ours:
-            raise SettingsError(
-                "this session is committed together with the response, so it must not be "
-                "committed before: return instead: the commit is made together with the response. "
-                "A savepoint (session.begin_nested()) is fine"
-            )
+            raise SettingsError(self.refusal)
 
     def _connected(self, _: orm.Session, transaction: Any, connection: sa.Connection) -> None:
         if transaction.parent is None:
@@ -182,7 +188,7 @@ class CommittingStore(BoundStore):
     """
 
     def __init__(self, store: SQLStore, session: Session) -> None:
-        given = _the_session(session)
+        given = the_session(session)
         sync = given.sync_session if isinstance(given, AsyncSession) else given
         _refuse_autocommit_engine(sync)
         self._bound: orm.Session | AsyncSession = given
@@ -210,7 +216,7 @@ class CommittingStore(BoundStore):
         return _here(self._bound) if colour.name == "sync" else _in_a_thread(self._bound)
 
 
-def _the_session(session: Session) -> orm.Session | AsyncSession:
+def the_session(session: Session) -> orm.Session | AsyncSession:
     """The session itself, also behind a registry of them."""
     given: Any = session
     if isinstance(given, orm.scoped_session | async_scoped_session):
