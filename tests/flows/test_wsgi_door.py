@@ -351,6 +351,13 @@ def test_a_store_that_promises_too_little_is_refused():
     assert app.runs == 0
 
 
+def test_a_door_behind_a_door_does_nothing():
+    app = App(created)
+    guarded = door(door(app, strict=False, store=MemoryStore()))
+    assert [ask(guarded).replayed, ask(guarded).replayed] == [False, True]
+    assert app.runs == 1
+
+
 # --- the body -----------------------------------------------------------------------------------
 
 
@@ -368,6 +375,29 @@ def test_the_app_reads_the_body_again(size):
     assert ask(guarded, body).replayed
     assert ask(guarded, body + b"x").problem == "key-reused"
     assert seen == [body]
+
+
+def test_a_body_in_a_file_is_let_go_before_it_is_answered():
+    files = []
+
+    def answer(environ, start_response):
+        files.append(environ["wsgi.input"].input)
+        return created(environ, start_response)
+
+    guarded = door(App(answer), rule=Rule(max_body=4 * MIB))
+    served = [Serving(guarded, environ_of(b"x" * 3 * MIB)) for _ in range(2)]
+    assert files[0].closed
+    for serving in served:
+        serving.finish()
+
+
+def test_a_stream_may_read_the_body_while_it_is_sent():
+    def answer(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield from iter(lambda: environ["wsgi.input"].read(MIB), b"")
+
+    body = bytes(range(256)) * 12 * 1024
+    assert ask(door(App(answer), rule=Rule(max_body=4 * MIB)), body).body == body
 
 
 def test_lines_can_be_read_as_well():

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any, TypeAlias
 from wsgiref.types import StartResponse, WSGIApplication
 
-from semel import keys
 from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import SYNC, run
 from semel.errors import SettingsError, StoreUnavailableError
@@ -38,7 +37,7 @@ from semel.http.request import (
     fingerprint_of,
     is_stream,
     key_of,
-    operation_of,
+    record_key,
 )
 from semel.http.rule import Rule, Rules, Ruling, Scope
 from semel.ports import Store, StoreLedger
@@ -88,6 +87,8 @@ class WSGIMiddleware:
             self._store.ledger(SYNC)  # refuses a store of the other colour, here and now
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if ATTEMPT in environ:  # a door behind a door does nothing
+            return self.app(environ, start_response)
         ruling = self._rules.find(environ["REQUEST_METHOD"], path_of(environ))
         if ruling is None or (KEY not in environ and not ruling.required):
             return self.app(environ, start_response)
@@ -107,13 +108,7 @@ class WSGIMiddleware:
         text = key_of([environ[KEY].encode("latin-1")] if KEY in environ else [])
         tenant = tenant_of(ruling.scope, request)
         gather(body, environ, ruling.max_body)
-        key = keys.make_key(
-            text,
-            tenant=tenant,
-            operation=operation_of(request),
-            per_operation=ruling.per_operation,
-            version=keys.HTTP,
-        )
+        key = record_key(ruling, request, text, tenant)
         fingerprint = fingerprint_of(ruling, request, body)
         store = self._store if self._store is not None else default_store()
         ledger = store.ledger(SYNC)
@@ -305,6 +300,8 @@ class Conversation:
             raise
         finally:
             self._exchange.let_go()
+            if self._live is None:  # nobody reads it any more, and the client may be slow
+                self._body.close()
 
     def _run(self, app: WSGIApplication) -> None:
         self._environ[ATTEMPT] = self._exchange.attempt
