@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 
 class Till:
-    """An app that takes money. `stays`: the answer waits until `let_go` is set."""
+    """An app that takes money. Its answer waits until `let_go` is set, as it is at first."""
 
     def __init__(self):
         self.taken = []

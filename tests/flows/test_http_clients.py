@@ -48,7 +48,7 @@ def kind(request):
 
 
 @pytest.fixture
-def pace():
+def world():
     return Metronome()
 
 
@@ -57,6 +57,14 @@ def stage():
     made = Stage()
     with serve(made) as made.url:
         yield made
+
+
+@pytest.fixture
+def release():
+    """Set at the latest when the test is over, or the server would wait for it."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 @pytest.fixture
@@ -73,16 +81,16 @@ def asked(stage, kind, script, method="POST", *, options=None, path="/orders", *
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_one_key_over_every_try(ask, pace):
+def test_one_key_over_every_try(ask, world):
     script = Script(RUNNING, answer(503, retry_after=3), MADE)
-    got = ask(script, json={"total": 40}, options={"pace": pace})
+    got = ask(script, json={"total": 40}, options={"world": world})
     assert (got.status, json.loads(got.body)) == (201, {"id": 7})
     assert len(script.keys) == 3
     assert len(set(script.keys)) == 1
     assert re.fullmatch(r'"[0-9a-f]{32}"', script.keys[0])
     assert {seen.body for seen in script.seen} == {script.seen[0].body}
     assert json.loads(script.seen[0].body) == {"total": 40}
-    assert pace.slept == [2, 3]
+    assert world.slept == [2, 3]
 
 
 def test_every_request_has_a_key_of_its_own(stage, ask, kind):
@@ -93,16 +101,16 @@ def test_every_request_has_a_key_of_its_own(stage, ask, kind):
     assert len(set(script.keys)) == 2
 
 
-def test_a_key_of_the_callers_is_kept(ask, pace):
+def test_a_key_of_the_callers_is_kept(ask, world):
     script = Script(RUNNING, MADE)
-    ask(script, "PUT", headers={"idempotency-key": "mine"}, options={"pace": pace})
+    ask(script, "PUT", headers={"idempotency-key": "mine"}, options={"world": world})
     assert script.keys == ["mine", "mine"]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
-def test_other_methods_get_no_key_and_are_repeated_all_the_same(ask, pace, method):
+def test_other_methods_get_no_key_and_are_repeated_all_the_same(ask, world, method):
     script = Script(answer(503), answer(200))
-    assert ask(script, method, options={"pace": pace}).status == 200
+    assert ask(script, method, options={"world": world}).status == 200
     assert script.keys == [None, None]
 
 
@@ -121,88 +129,87 @@ def test_methods_that_cannot_be_meant_are_refused(kind, methods):
 # --- no answer ----------------------------------------------------------------------------------
 
 
-def test_an_answer_that_got_lost_is_asked_for_again(stage, ask, kind, pace):
+def test_an_answer_that_got_lost_is_asked_for_again(stage, ask, kind, world):
     script = Script(MADE, answer(201, {"id": 7}, idempotent_replayed="true"))
     with stage.plays(script) as url, Proxy(int(url.rpartition(":")[2])) as proxy:
         proxy.cut_after_request(b"POST")
-        with client(kind, pace=pace) as asking:
+        with client(kind, world=world) as asking:
             got = asking.ask("POST", f"http://{HOST}:{proxy.port}/orders", json={})
         assert proxy.cuts == 1
     assert got.headers["idempotent-replayed"] == "true"
     assert len(script.keys) == 2
     assert len(set(script.keys)) == 1
-    assert pace.slept == [0.25]
+    assert world.slept == [0.25]
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["length", "chunked"])
-def test_an_answer_that_breaks_off_is_asked_for_again(ask, pace, length):
+def test_an_answer_that_breaks_off_is_asked_for_again(ask, world, length):
     script = Script(broken_off(b'{"id"', length=length), MADE)
-    got = ask(script, options={"pace": pace})
+    got = ask(script, options={"world": world})
     assert got.body == b'{"id": 7}'
     assert len(set(script.keys)) == 1
-    assert len(pace.slept) == 1
+    assert len(world.slept) == 1
 
 
-def test_a_server_that_is_slow_is_asked_again(stage, ask, kind, pace):
-    release = threading.Event()
-    script = Script(held(release, MADE), MADE)
-    with stage.plays(script) as url, client(kind, pace=pace) as asking:
-        assert asking.ask("POST", url, timeout=0.3).status == 201
+def test_a_server_that_is_slow_is_asked_again(stage, kind, world, release):
+    script = Script(held(release, MADE), *[MADE] * 4)  # so is a machine that has much to do
+    with stage.plays(script) as url, client(kind, world=world) as asking:
+        assert asking.ask("POST", url, timeout=0.5).status == 201
         release.set()
-    assert len(script.keys) == 2
+    assert len(script.keys) > 1
     assert len(set(script.keys)) == 1
 
 
-def test_after_the_last_try_the_last_error_is_raised(ask, kind, pace):
+def test_after_the_last_try_the_last_error_is_raised(ask, kind, world):
     with socket.create_server((HOST, 0)) as nobody:
         port = nobody.getsockname()[1]
-    with client(kind, pace=pace) as asking, pytest.raises(FAILED):
+    with client(kind, world=world) as asking, pytest.raises(FAILED):
         asking.ask("POST", f"http://{HOST}:{port}/")
-    assert pace.slept == [0.25, 0.5, 1.0, 2.0]
+    assert world.slept == [0.25, 0.5, 1.0, 2.0]
 
 
-def test_without_a_key_an_unsafe_request_is_sent_once(stage, ask, kind, pace):
+def test_without_a_key_an_unsafe_request_is_sent_once(stage, ask, kind, world):
     script = Script(broken_off(b'{"id"', length=True), answer(503))
-    options = {"pace": pace, "methods": ()}
+    options = {"world": world, "methods": ()}
     with stage.plays(script) as url, client(kind, **options) as asking:
         with pytest.raises(FAILED):
             asking.ask("POST", url)
         assert asking.ask("POST", url).status == 503
     assert script.keys == [None, None]
-    assert pace.slept == []
+    assert world.slept == []
 
 
-def test_a_certificate_that_is_refused_is_not_tried_again(ask, kind, pace):
+def test_a_certificate_that_is_refused_is_not_tried_again(ask, kind, world):
     refused = pytest.raises(FAILED, match="certificate verify failed")
-    with serve(Script(), tls=True) as url, client(kind, pace=pace) as asking, refused:
+    with serve(Script(), tls=True) as url, client(kind, world=world) as asking, refused:
         asking.ask("POST", url)
-    assert pace.slept == []
+    assert world.slept == []
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", f"http://{HOST}:1/"])
-def test_an_error_of_the_request_itself_is_not_tried_again(ask, kind, pace, url):
+def test_an_error_of_the_request_itself_is_not_tried_again(ask, kind, world, url):
     """The second, at a port that nobody listens on, shows that the first could have been."""
-    with client(kind, pace=pace) as asking, pytest.raises(FAILED):
+    with client(kind, world=world) as asking, pytest.raises(FAILED):
         asking.ask("POST", url)
-    assert len(pace.slept) == (0 if url.startswith("ftp") else 4)
+    assert len(world.slept) == (0 if url.startswith("ftp") else 4)
 
 
 # --- answers ------------------------------------------------------------------------------------
 
 
-def test_after_the_last_try_the_last_answer_is_returned_as_it_is(ask, pace):
+def test_after_the_last_try_the_last_answer_is_returned_as_it_is(ask, world):
     busy = answer(503, {"why": "down"}, retry_after=1)
     script = Script(busy, busy, busy)
-    options = {"pace": pace, "patience": Patience(tries=3)}
+    options = {"world": world, "patience": Patience(tries=3)}
     got = ask(script, options=options)
     assert (got.status, got.body, got.headers["retry-after"]) == (503, b'{"why": "down"}', "1")
-    assert pace.slept == [1, 1]
+    assert world.slept == [1, 1]
 
 
-def test_the_whole_takes_no_longer_than_it_may(ask, pace):
+def test_the_whole_takes_no_longer_than_it_may(ask, world):
     script = Script(*[answer(503, retry_after=20)] * 4)
-    assert ask(script, options={"pace": pace}).status == 503
-    assert pace.slept == [20, 20, 20]
+    assert ask(script, options={"world": world}).status == 503
+    assert world.slept == [20, 20, 20]
 
 
 @pytest.mark.parametrize(
@@ -216,9 +223,9 @@ def test_the_whole_takes_no_longer_than_it_may(ask, pace):
     ],
     ids=["500", "422", "409", "outcome-unknown", "told-not-to"],
 )
-def test_what_a_repeat_does_not_mend_is_not_repeated(ask, pace, final):
+def test_what_a_repeat_does_not_mend_is_not_repeated(ask, world, final):
     script = Script(final)
-    assert ask(script, options={"pace": pace}).status != 418
+    assert ask(script, options={"world": world}).status != 418
     assert len(script.seen) == 1
 
 
@@ -233,17 +240,17 @@ def test_what_a_repeat_does_not_mend_is_not_repeated(ask, pace, final):
     ],
     ids=["in-progress", "told-to", "502", "504", "429"],
 )
-def test_what_passes_is_repeated(ask, pace, passing):
+def test_what_passes_is_repeated(ask, world, passing):
     script = Script(passing, MADE)
-    assert ask(script, options={"pace": pace}).status == 201
-    assert len(pace.slept) == 1
+    assert ask(script, options={"world": world}).status == 201
+    assert len(world.slept) == 1
 
 
-def test_a_problem_that_comes_compressed_is_understood(ask, pace):
+def test_a_problem_that_comes_compressed_is_understood(ask, world):
     body = gzip.compress(b'{"type": "urn:semel:problem:in-progress"}')
     kind_of = {"content-type": "application/problem+json", "content-encoding": "gzip"}
     script = Script(answer(409, body, headers=kind_of, length=False), MADE)
-    assert ask(script, options={"pace": pace}).status == 201
+    assert ask(script, options={"world": world}).status == 201
 
 
 def test_an_answer_that_comes_compressed_is_read_once(ask):
@@ -257,49 +264,48 @@ def test_an_answer_too_large_to_hold_arrives_whole(ask):
     assert ask(Script(answer(200, body, length=False))).body == body
 
 
-def test_a_stream_stays_a_stream(stage, kind):
-    release = threading.Event()
+def test_a_stream_stays_a_stream(stage, kind, release):
     script = Script(events(release, first=b"data: 1\n\n", last=b"data: 2\n\n"))
     with stage.plays(script) as url, client(kind) as asking:
         assert asking.first_of_stream(url, release.set) == (b"data: 1\n\n", b"data: 2\n\n")
 
 
 @pytest.mark.parametrize("media", ["application/json", "text/plain"])
-def test_tries_that_are_thrown_away_give_their_connection_back(ask, pace, media):
+def test_tries_that_are_thrown_away_give_their_connection_back(ask, world, media):
     large = answer(503, b"x" * 200_000, headers={"content-type": media}, length=False)
-    options = {"pace": pace, "connections": 1}
+    options = {"world": world, "connections": 1}
     assert ask(Script(*[large] * 4, MADE), options=options, timeout=10).status == 201
 
 
 # --- bodies -------------------------------------------------------------------------------------
 
 
-def test_a_body_that_can_be_had_once_is_sent_once(ask, pace):
+def test_a_body_that_can_be_had_once_is_sent_once(ask, world):
     script = Script(answer(503), MADE)
-    got = ask(script, content=iter([b"a", b"b"]), options={"pace": pace})
+    got = ask(script, content=iter([b"a", b"b"]), options={"world": world})
     assert got.status == 503
     assert [seen.body for seen in script.seen] == [b"ab"]
     assert script.keys[0] is not None
 
 
 @pytest.mark.parametrize("kind", ["httpx", "requests"])
-def test_a_small_file_is_sent_again_in_full(ask, pace):
+def test_a_small_file_is_sent_again_in_full(ask, world):
     script = Script(answer(503), MADE)
-    ask(script, content=io.BytesIO(b"invoice"), options={"pace": pace})
+    ask(script, content=io.BytesIO(b"invoice"), options={"world": world})
     assert [seen.body for seen in script.seen] == [b"invoice", b"invoice"]
 
 
 @pytest.mark.parametrize("kind", ["httpx", "requests"])
-def test_a_large_file_is_sent_once(ask, pace):
+def test_a_large_file_is_sent_once(ask, world):
     script = Script(answer(503), MADE)
     large = io.BytesIO(b"x" * (HELD + 1))
-    assert ask(script, content=large, options={"pace": pace}).status == 503
+    assert ask(script, content=large, options={"world": world}).status == 503
     assert [len(seen.body) for seen in script.seen] == [HELD + 1]
 
 
-def test_a_form_with_a_file_is_sent_again_in_full(ask, pace):
+def test_a_form_with_a_file_is_sent_again_in_full(ask, world):
     script = Script(answer(503), MADE)
-    ask(script, files={"scan": ("a.txt", b"ink")}, options={"pace": pace})
+    ask(script, files={"scan": ("a.txt", b"ink")}, options={"world": world})
     first, second = script.seen
     assert b"ink" in first.body
     assert first.body == second.body
@@ -362,11 +368,11 @@ def test_an_intent_is_on_disk_with_its_request_before_the_server_hears_of_it(
 
 
 def test_an_intent_sends_the_same_key_until_it_is_answered_and_after(
-    stage, ask, kind, intents, pace
+    stage, ask, kind, intents, world
 ):
     script = Script(answer(500), answer(201), answer(201, idempotent_replayed="true"))
     left = []
-    with stage.plays(script) as url, client(kind, intents=intents, pace=pace) as asking:
+    with stage.plays(script) as url, client(kind, intents=intents, world=world) as asking:
         for _ in range(3):
             asking.ask("POST", url, json={}, headers=intents.headers("invoice-7"))
             left.append([each.name for each in intents.unanswered()])
@@ -389,7 +395,7 @@ def test_an_intent_is_for_one_request(stage, ask, kind, intents, method, path, c
 
 def test_an_intent_follows_its_request_elsewhere(ask, intents):
     script = Script(answer(307, location="/v2"), answer(503), MADE)
-    options = {"intents": intents, "pace": Metronome()}
+    options = {"intents": intents, "world": Metronome()}
     got = ask(script, headers=intents.headers("invoice-7"), options=options)
     assert got.status == 201
     assert len(set(script.keys)) == 1
@@ -432,6 +438,13 @@ def test_a_file_of_intents_that_is_gone_stops_the_request_and_not_the_answer(
     assert len(script.seen) == 1
 
 
+def test_a_request_without_an_intent_has_no_need_of_the_file(ask, intents, tmp_path):
+    intents.close()
+    for path in tmp_path.glob("keys.db*"):
+        path.unlink()
+    assert ask(Script(MADE), options={"intents": intents}).status == 201
+
+
 # --- life in a process --------------------------------------------------------------------------
 
 
@@ -444,7 +457,7 @@ async def test_a_request_that_is_cancelled_in_its_pause_is_not_sent_again(stage)
 
     paused, script = asyncio.Event(), Script(RUNNING, MADE)
     with stage.plays(script) as url:
-        transport = AsyncIdempotentTransport(pace=Stuck())
+        transport = AsyncIdempotentTransport(world=Stuck())
         async with httpx.AsyncClient(transport=transport) as asking:
             task = asyncio.create_task(asking.post(url))
             await paused.wait()

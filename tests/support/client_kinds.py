@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import httpx
 import requests
 
-from semel.client.flow import Pace
+from semel.client.flow import World
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.client.requests import IdempotentAdapter
 
 FAILED = (httpx.TransportError, requests.exceptions.RequestException)
 
 
-class Metronome(Pace):
+class Metronome(World):
     """Time that passes when somebody sleeps, and no other; chance is a half."""
 
     def __init__(self):

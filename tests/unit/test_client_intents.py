@@ -160,6 +160,17 @@ def test_what_is_unanswered_can_be_listed(intents, clock):
     assert first.created_at == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
+def test_it_was_answered_when_the_first_answer_came(intents, path, clock):
+    header = quoted(intents.key("invoice-7"))
+    first_us = clock.now_us()
+    for _ in range(2):
+        intents.answered(header)
+        clock.advance(1)
+    file = sqlite3.connect(path)
+    assert file.execute("SELECT answered_us FROM semel_intents").fetchone() == (first_us,)
+    file.close()
+
+
 def test_answered_ones_are_swept_and_unanswered_ones_stay(intents, path, clock):
     for n in range(SWEPT + 5):
         key = intents.key(f"old-{n}")

@@ -2,7 +2,7 @@
 
 `Sender.send` sees to the key, sends, asks `retry.decide`, pauses, sends again. What a client
 library does in its own way (sending, reading, closing) is behind `Wire`. Sync code drives the
-flow with `colour.run`: a wire and a pace of the sync colour never suspend.
+flow with `colour.run`: a wire and a world of the sync colour never suspend.
 
 The order matters: the key is on the request, and an intent's on disk, before the first byte goes
 out; an answer that is not wanted is closed before the pause, so that its connection is free.
@@ -45,7 +45,7 @@ HELD: Final = 1 << 20
 log = logging.getLogger("semel")
 
 
-class Pace:
+class World:
     """Time and chance for sync code. Tests bring one that neither sleeps nor guesses."""
 
     def now_s(self) -> float:
@@ -117,12 +117,12 @@ class Sender:
         patience: Patience | None,
         methods: Collection[str],
         intents: Intents | None,
-        pace: Pace,
+        world: World,
     ) -> None:
         self.patience = patience or Patience()
         self.methods = _checked(methods)
         self.intents = intents
-        self.pace = pace
+        self.world = world
 
     async def send(self, wire: Wire[R]) -> R:
         made = self._give_key(wire)
@@ -148,7 +148,7 @@ class Sender:
         if intents is None or key is None or wire.is_bound:
             return wire.is_bound
         fingerprint = None if body is None else fingerprint_of(wire.method, wire.url, body)
-        if await self.pace.aside(lambda: intents.bind(key, fingerprint)):
+        if await self.world.aside(lambda: intents.bind(key, fingerprint)):
             wire.mark_bound()
         return wire.is_bound
 
@@ -156,35 +156,35 @@ class Sender:
         intents, key = self.intents, wire.key
         if intents is None or key is None:
             return
-        if settles(self.patience, wire.head(response, self.pace.wall_s())):
+        if settles(self.patience, wire.head(response, self.world.wall_s())):
             try:
-                await self.pace.aside(lambda: intents.answered(key))
+                await self.world.aside(lambda: intents.answered(key))
             except StoreUnavailableError as error:
                 # The answer is here and counts more; asked again, the server replays it.
                 log.warning("semel: an answer could not be noted: %s", error)
 
     async def _deliver(self, wire: Wire[R], *, repeatable: bool) -> R:
-        started_s, tries = self.pace.now_s(), 0
+        started_s, tries = self.world.now_s(), 0
         while True:
             tries += 1
             try:
                 response = await wire.send(whole=repeatable)
             except Exception as error:
-                sent = Sent(tries, self.pace.now_s() - started_s, repeatable)
+                sent = Sent(tries, self.world.now_s() - started_s, repeatable)
                 delay_s = self._pause(wire, sent, _fault_of(wire, error))
                 if delay_s is None:
                     raise
             else:
-                sent = Sent(tries, self.pace.now_s() - started_s, repeatable)
-                delay_s = self._pause(wire, sent, wire.head(response, self.pace.wall_s()))
+                sent = Sent(tries, self.world.now_s() - started_s, repeatable)
+                delay_s = self._pause(wire, sent, wire.head(response, self.world.wall_s()))
                 if delay_s is None:
                     return response
                 await wire.close(response)
-            await self.pace.sleep(delay_s)
+            await self.world.sleep(delay_s)
 
     def _pause(self, wire: Wire[R], sent: Sent, ending: Ending) -> float | None:
         """Seconds until the next try, None for no other."""
-        decision = decide(self.patience, sent, ending, self.pace.chance())
+        decision = decide(self.patience, sent, ending, self.world.chance())
         match decision:
             case Again(delay_s=delay_s):
                 got = ending.status if isinstance(ending, Head) else "no answer"

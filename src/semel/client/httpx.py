@@ -25,7 +25,7 @@ except ImportError as error:
 
     raise SettingsError("httpx is not installed: pip install 'semel[httpx]'") from error
 
-from semel.client.flow import HELD, METHODS, Pace, Sender
+from semel.client.flow import HELD, METHODS, Sender, World
 from semel.client.intents import HEADER, Intents
 from semel.client.retry import Head, Patience, head_of, media_type
 from semel.colour import run
@@ -41,7 +41,7 @@ BOUND: Final = "semel.bound"
 HOPELESS: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 
 
-class AsyncPace(Pace):
+class AsyncWorld(World):
     """Time for async code, on whichever loop httpx runs."""
 
     async def sleep(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ class IdempotentTransport(httpx.BaseTransport):
     """Sends through `transport` (an `httpx.HTTPTransport()` unless given), as often as it takes.
 
     `methods` are those that get a key; a key the caller has set is kept. `intents` are looked up
-    for the caller's keys. `pace` is time and chance, for tests.
+    for the caller's keys. `world` is time and chance, for tests.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class IdempotentTransport(httpx.BaseTransport):
         patience: Patience | None = None,
         methods: Collection[str] = METHODS,
         intents: Intents | None = None,
-        pace: Pace | None = None,
+        world: World | None = None,
     ) -> None:
         self._transport = transport or httpx.HTTPTransport()
         self._sender = Sender(
-            patience=patience, methods=methods, intents=intents, pace=pace or Pace()
+            patience=patience, methods=methods, intents=intents, world=world or World()
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -89,11 +89,11 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         patience: Patience | None = None,
         methods: Collection[str] = METHODS,
         intents: Intents | None = None,
-        pace: Pace | None = None,
+        world: World | None = None,
     ) -> None:
         self._transport = transport or httpx.AsyncHTTPTransport()
         self._sender = Sender(
-            patience=patience, methods=methods, intents=intents, pace=pace or AsyncPace()
+            patience=patience, methods=methods, intents=intents, world=world or AsyncWorld()
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -25,7 +25,7 @@ except ImportError as error:
 
     raise SettingsError("requests is not installed: pip install 'semel[requests]'") from error
 
-from semel.client.flow import HELD, METHODS, Pace, Sender
+from semel.client.flow import HELD, METHODS, Sender, World
 from semel.client.intents import HEADER, Intents
 from semel.client.retry import Head, Patience, head_of
 from semel.colour import run
@@ -44,7 +44,7 @@ class IdempotentAdapter(HTTPAdapter):
     """Sends as often as it takes.
 
     `methods` are those that get a key; a key the caller has set is kept. `intents` are looked up
-    for the caller's keys. `pace` is time and chance, for tests.
+    for the caller's keys. `world` is time and chance, for tests.
     """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "_sender"]  # noqa: RUF012 - what a session pickles
@@ -55,13 +55,13 @@ class IdempotentAdapter(HTTPAdapter):
         patience: Patience | None = None,
         methods: Collection[str] = METHODS,
         intents: Intents | None = None,
-        pace: Pace | None = None,
+        world: World | None = None,
         pool_connections: int = DEFAULT_POOLSIZE,
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = DEFAULT_POOLBLOCK,
     ) -> None:
         self._sender = Sender(
-            patience=patience, methods=methods, intents=intents, pace=pace or Pace()
+            patience=patience, methods=methods, intents=intents, world=world or World()
         )
         super().__init__(pool_connections, pool_maxsize, pool_block=pool_block)
 
