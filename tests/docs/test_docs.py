@@ -91,12 +91,17 @@ def program(page):
     return "\n".join(lines)
 
 
+def file_of(page):
+    """A name that hides no module of Python's, as http.py would."""
+    return f"page_{page.stem.replace('-', '_')}.py"
+
+
 WITH_PROGRAM = [page for page in PAGES if program(page).strip()]
 
 
 @pytest.mark.parametrize("page", WITH_PROGRAM, ids=name)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page, tmp_path):
-    path = tmp_path / (page.stem.replace("-", "_") + ".py")
+    path = tmp_path / file_of(page)
     path.write_text(program(page))
     done = execute(path, tmp_path)
     assert done.returncode == 0, f"{name(page)}:\n{done.stderr}"
@@ -142,7 +147,7 @@ def test_a_snippet_runs(snippet, tmp_path):
 def test_all_pages_can_be_tried_in_one_folder_twice(tmp_path):
     """As a reader does who has one folder for all of it."""
     for page in WITH_PROGRAM:
-        (tmp_path / (page.stem.replace("-", "_") + ".py")).write_text(program(page))
+        (tmp_path / file_of(page)).write_text(program(page))
     for snippet in SNIPPETS:
         if snippet != KILLED:
             (tmp_path / snippet.name).write_text(snippet.read_text())

@@ -62,6 +62,24 @@ def shop(store, idempotency):
     return shop
 
 
+def scope_of(path, key):
+    """For what no client would do."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [
+            (b"x-api-key", b"secret-a"),
+            (b"idempotency-key", key.encode()),
+            (b"content-type", b"application/json"),
+        ],
+    }
+
+
 # --- once ---------------------------------------------------------------------------------------
 
 
@@ -333,6 +351,27 @@ async def test_a_handler_of_invalid_requests_can_still_read_the_body(shop, idemp
     assert bodies == [b"abc", b"{}"]
 
 
+async def test_once_the_claim_is_given_back_the_app_may_know_that_its_client_is_gone(shop):
+    heard = []
+
+    @shop.app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, _error: Exception):
+        heard.append((await request.receive())["type"])
+        return JSONResponse({}, 422)
+
+    arriving = iter([{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(arriving)
+
+    async def send(_message: Any):
+        pass
+
+    async with asyncio.timeout(10):
+        await shop.app(scope_of("/orders", "k"), receive, send)
+    assert heard == ["http.disconnect"]
+
+
 async def test_a_replay_ends_other_dependencies_in_peace(shop, idempotency):
     """No dependency sees an exception because a request was answered before."""
     ended = []
@@ -591,17 +630,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole_has_claimed_nothing
     async def nobody(_message: Any):
         pass
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/orders",
-        "raw_path": b"/orders",
-        "root_path": "",
-        "scheme": "http",
-        "query_string": b"",
-        "headers": [(b"x-api-key", b"secret-a"), (b"idempotency-key", b"k")],
-    }
-    await shop.app(scope, gone, nobody)
+    await shop.app(scope_of("/orders", "k"), gone, nobody)
     assert shop.seen == []
     assert await shop.records() == []
 

@@ -448,7 +448,10 @@ def _check_session(dependant: Dependant, door: Idempotency) -> None:
     if door.session is None:
         return
     for below in _dependencies(dependant):
-        if below.call == door.session and (below.scope == "function" or not below.use_cache):
+        if below.call != door.session:
+            continue
+        # FastAPI before 0.121 knows no scopes.
+        if getattr(below, "scope", None) == "function" or not below.use_cache:
             name = getattr(door.session, "__name__", "the session")
             raise SettingsError(
                 f"{dependant.path} takes {name} with scope='function' or use_cache=False: that is "
