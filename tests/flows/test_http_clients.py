@@ -107,6 +107,16 @@ def test_a_key_of_the_callers_is_kept(ask, world):
     assert script.keys == ["mine", "mine"]
 
 
+def test_an_empty_header_is_no_key(ask, world):
+    script = Script(answer(503), MADE)
+    ask(script, headers={"Idempotency-Key": ""}, options={"world": world})
+    assert script.keys[0]
+    assert script.keys[0] == script.keys[1]
+    once = Script(answer(503))
+    ask(once, headers={"Idempotency-Key": ""}, options={"world": world, "methods": ()})
+    assert len(once.seen) == 1
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
 def test_other_methods_get_no_key_and_are_repeated_all_the_same(ask, world, method):
     script = Script(answer(503), answer(200))

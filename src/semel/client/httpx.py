@@ -115,7 +115,7 @@ class _Request:
     @property
     def key(self) -> str | None:
         header: str | None = self.request.headers.get(HEADER)
-        return header
+        return header or None
 
     def set_key(self, header: str | None) -> None:
         if header is not None:

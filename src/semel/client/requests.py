@@ -103,7 +103,7 @@ class _Wire:
     @property
     def key(self) -> str | None:
         header: str | bytes | None = self.request.headers.get(HEADER)
-        return header.decode("latin-1") if isinstance(header, bytes) else header
+        return (header.decode("latin-1") if isinstance(header, bytes) else header) or None
 
     def set_key(self, header: str | None) -> None:
         if header is not None:
