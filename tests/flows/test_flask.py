@@ -135,6 +135,19 @@ def test_events_are_sent_while_they_are_made(app):
     assert client.post("/events", headers=KEY).status_code == 410
 
 
+def test_what_is_to_come_after_the_response_comes_after_it(app):
+    @app.post("/orders")
+    def order():
+        answer = app.make_response("ok")
+        answer.call_on_close(lambda: app.runs.append("after"))
+        return answer
+
+    client = guarded(app)
+    with client.post("/orders", headers=KEY) as answer:
+        assert (answer.data, app.runs) == (b"ok", [])
+    assert app.runs == ["after"]
+
+
 # --- errors -------------------------------------------------------------------------------------
 
 
