@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from semel.client import Intents
+from semel.http import IdempotencyMiddleware
+from semel.stores import MemoryStore
 from support.client_kinds import KINDS
 from support.client_server import Script, answer, problem, serve
 
@@ -77,7 +79,10 @@ def _keeping(kept, send):
 
 
 # What dedupes: an app in, an app out. Every door is put through every kill.
-DOORS = {"dictionary": Dictionary}
+DOORS = {
+    "dictionary": Dictionary,
+    "semel": lambda app: IdempotencyMiddleware(app, store=MemoryStore(), scope="shop"),
+}
 
 
 @pytest.fixture(params=DOORS)
