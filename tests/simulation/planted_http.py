@@ -160,6 +160,15 @@ class DisconnectIsFailure(Conversation):
             pass
 
 
+@conversation(TWICE_FOR_NOTHING)
+class HintsToNobodyFailTheHandler(Conversation):
+    async def _gather(self, message: Any) -> None:
+        if message["type"] == "http.response.early_hint":
+            await self._send(message)
+        else:
+            await super()._gather(message)
+
+
 @instead_of(Again, "keep_back", TWICE_FOR_NOTHING)
 def disconnect_heard_before_the_record(self: Again, most_s: float) -> None:
     """The framework stops its handler, or its response in the middle."""
@@ -281,7 +290,7 @@ swapped("cookies_replayed", OTHER_HEADERS, protocol, "NEVER_KEPT", frozenset())
 
 
 @instead_of(protocol, "written", CHANGED)
-def body_written_anew(response: Response, never: Any = ()) -> bytes:
+def body_written_anew(response: Response, never: Any = frozenset()) -> bytes:
     """Read as JSON, and written as another."""
     with contextlib.suppress(ValueError):
         said = json.dumps(json.loads(response.body or b""), sort_keys=True, indent=1).encode()
@@ -290,7 +299,7 @@ def body_written_anew(response: Response, never: Any = ()) -> bytes:
 
 
 @instead_of(protocol, "written", OTHER_HEADERS)
-def repeated_headers_collapsed(response: Response, never: Any = ()) -> bytes:
+def repeated_headers_collapsed(response: Response, never: Any = frozenset()) -> bytes:
     headers = tuple(dict(response.headers).items())
     return _written(Response(response.status, headers, response.body), never)
 

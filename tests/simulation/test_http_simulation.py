@@ -25,7 +25,7 @@ from planted_sql import DEFECTS, Careful, Seed
 from sql_world import Door
 
 # A planted defect must show within this many seeds; the honest door lives through more of them.
-SEEDS_PER_PLANT = 800
+SEEDS_PER_PLANT = 1_000
 SEEDS = 1_500
 CHUNK = 250
 

@@ -438,8 +438,6 @@ class World:
         self.promises.handler_begins(arrival, 0 if attempt is None else attempt.fence)
         style = "plain" if arrival.calm else self.choose(STYLES)
         try:
-            if not arrival.calm and self.chance() < 0.1:
-                await send({"type": "http.response.early_hint", "links": [b"</style.css>"]})
             status = await self._work(arrival)
         except HandlerError as error:
             self.promises.handler_raises(arrival, error)
@@ -447,6 +445,8 @@ class World:
         if arrival.routed:
             scope["endpoint"] = self.app
         made = self._make(arrival, status, style)
+        if not arrival.calm and self.chance() < 0.15:
+            await send({"type": "http.response.early_hint", "links": [b"</style.css>"]})
         self.promises.handler_answers(arrival, made)
         await self._respond(style, made, receive, send)
 
@@ -546,7 +546,7 @@ class World:
             await send(start)
             await send({"type": "http.response.body", "body": made.body})
             return
-        listening = asyncio.ensure_future(_disconnect(receive)) if self.chance() < 0.5 else None
+        listening = asyncio.ensure_future(_disconnect(receive)) if self.chance() < 0.8 else None
         try:
             await send(start)
             await self._send_pieces(style, made.body, listening, send)
