@@ -101,7 +101,7 @@ class Seal:
     )
 
     def __init__(self, session: orm.Session) -> None:
-        self._session = session
+        self._session = weakref.ref(session)
         self._ours = False
         self._heard: list[tuple[str, Callable[..., None]]] = []
         self.ended = False
@@ -118,17 +118,20 @@ class Seal:
         }
 
     def put(self) -> None:
-        if self._heard:
+        session = self._session()
+        if self._heard or session is None:
             return
         self.ended = False
         self._heard = [(name, _weakly(method)) for name, method in self.listeners().items()]
         for name, listener in self._heard:
-            event.listen(self._session, name, listener)
+            event.listen(session, name, listener)
 
     def lift(self) -> None:
         heard, self._heard = self._heard, []
-        for name, listener in heard:
-            event.remove(self._session, name, listener)
+        session = self._session()
+        if session is not None:
+            for name, listener in heard:
+                event.remove(session, name, listener)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
