@@ -17,7 +17,7 @@ from semel.errors import SettingsError, StoreUnavailableError
 from semel.stores import SQLiteStore
 from semel.stores.sql import SQLStore, check, ddl, init, upgrade
 from semel.stores.sql.lines import open_engine, parse
-from semel.stores.sql.schema import COLUMNS
+from semel.stores.sql.schema import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "schema.md"
 
@@ -102,9 +102,10 @@ def test_check_names_every_missing_and_odd_thing(url, execute):
     execute(f"DROP INDEX ix_idempotency_tenant{on}")
     execute("UPDATE semel_schema SET version = 7")
     found = str(check(url))
-    assert "column steps is missing" in found
+    assert "column idempotency.steps is missing" in found
     assert "ix_idempotency_tenant is missing" in found
-    assert "version 7 is newer" in found
+    assert "ledger: schema version 7 is newer" in found
+    assert "outbox: schema version 7 is newer" in found
     assert "mine" not in found
 
 
@@ -119,10 +120,84 @@ def test_check_names_a_column_of_another_type_and_an_index_elsewhere(postgres_ur
         connection.exec_driver_sql("CREATE INDEX ix_idempotency_expires ON idempotency (fence)")
     engine.dispose()
     found = check(postgres_url).problems
-    assert "column fence is INTEGER, wanted BIGINT" in found
-    assert "column fence is to be NOT NULL" in found
-    assert any("column mine is not ours" in problem for problem in found)
+    assert "column idempotency.fence is INTEGER, wanted BIGINT" in found
+    assert "column idempotency.fence is to be NOT NULL" in found
+    assert any("column idempotency.mine is not ours" in problem for problem in found)
     assert any("ix_idempotency_expires is on ['fence']" in problem for problem in found)
+
+
+# --- the outbox ---------------------------------------------------------------------------------
+
+
+def older(url, execute):
+    """A database as the release before the outbox made it."""
+    init(url)
+    for statement in (
+        "DROP TABLE event_outbox",
+        "DROP TABLE event_outbox_seq",
+        "DELETE FROM semel_schema WHERE part = 'outbox'",
+    ):
+        execute(statement)
+
+
+def test_a_database_without_the_outbox_is_told_so_and_upgraded(url, execute):
+    older(url, execute)
+    found = check(url)
+    assert found.version == 1
+    assert found.problems == (
+        "outbox: schema version is 0, wanted 1; run `semel db upgrade URL`",
+        "table event_outbox is missing",
+        "table event_outbox_seq is missing",
+    )
+    assert upgrade(url).problems == ()
+    assert check(url).problems == ()
+
+
+def test_a_table_that_is_gone_is_not_promised_by_upgrade(url, execute):
+    init(url)
+    execute("DROP TABLE event_outbox_seq")
+    [problem] = upgrade(url).problems
+    assert "event_outbox_seq was made and is gone" in problem
+    execute("DELETE FROM semel_schema WHERE part = 'outbox'")
+    assert init(url).ok
+
+
+def test_check_wants_events_to_be_unique(url, execute):
+    init(url)
+    on = " ON event_outbox" if "mysql" in url or "mariadb" in url else ""
+    execute(f"DROP INDEX ux_event_outbox_event{on}")
+    execute("CREATE INDEX ux_event_outbox_event ON event_outbox (event_id)")
+    assert check(url).problems == ("index ux_event_outbox_event is to be unique",)
+
+
+def test_check_wants_ids_one_by_one_on_postgresql(postgres_url):
+    init(postgres_url)
+    engine = open_engine(parse(postgres_url))
+    with engine.connect() as connection:
+        for option in ("CACHE 20", "CACHE 1 INCREMENT BY 2", "INCREMENT BY 1 CYCLE"):
+            connection.exec_driver_sql(f"ALTER SEQUENCE event_outbox_id_seq {option}")
+            [problem] = check(postgres_url).problems
+            assert "is to be CACHE 1 INCREMENT BY 1 NO CYCLE" in problem
+        connection.exec_driver_sql("ALTER SEQUENCE event_outbox_id_seq NO CYCLE")
+        assert check(postgres_url).ok
+        connection.exec_driver_sql("ALTER SEQUENCE event_outbox_id_seq RENAME TO mine")
+        [problem] = check(postgres_url).problems
+        assert "sequence event_outbox_id_seq is missing" in problem
+    engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["mariadb", "sqlite"], indirect=True)
+def test_check_wants_ids_that_are_never_given_out_again(url, execute):
+    init(url)
+    if url.startswith("sqlite"):
+        execute("DROP TABLE event_outbox")
+        for statement in ddl("sqlite"):
+            if "event_outbox " in statement:
+                execute(statement.replace("AUTOINCREMENT", ""))
+    else:
+        execute("ALTER TABLE event_outbox MODIFY id BIGINT NOT NULL")
+    [problem] = check(url).problems
+    assert "event_outbox.id is to be AUTO" in problem
 
 
 def test_an_engine_will_do_in_place_of_a_url(url, tmp_path):
@@ -167,7 +242,8 @@ def test_the_page_shows_the_statements_that_are_run():
 
 def test_the_page_names_every_column():
     page = DOCS.read_text()
-    assert [c.name for c in COLUMNS if f"`{c.name}`" not in page] == []
+    columns = {c.name for part in PARTS for table in part.tables for c in table.columns}
+    assert [name for name in columns if f"`{name}`" not in page] == []
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 `idempotency` holds one row per key: whoever reads it sees what was asked, by whom, and how it
 ended. Steps and finished attempts live in the row itself, so that they are born, taken over and
 deleted with it: a row table of their own could outlive the record and hand its steps to the next
-one of the same key. `semel_schema` says which version each part of the schema has.
+one of the same key. `event_outbox` holds what is to be told to others, and `event_outbox_seq`
+the last number that each of their aggregates has taken. `semel_schema` says which version each
+part of the schema has.
 
 Alembic users: run what `ddl(name)` returns in a migration of your own and stamp nothing; `check`
 tells whether the tables are as they should be.
@@ -12,7 +14,7 @@ tells whether the tables are as they should be.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,10 +27,6 @@ from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.faults import Fault, fault_of, unavailable
 from semel.stores.sql.links import Link
 
-PART = "ledger"
-VERSION = 1
-
-TABLE = "idempotency"
 VERSIONS = "semel_schema"
 
 
@@ -37,27 +35,71 @@ VERSIONS = "semel_schema"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's type in each database."""
+    """A column's type in each database, and what else is said of it there."""
 
     name: str
     postgresql: str
     mysql: str
     sqlite: str
     null: bool = False
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def kind(self, database: str) -> str:
         kind: str = getattr(self, database)
         return kind
 
 
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index, and the columns it is on."""
+
+    name: str
+    columns: tuple[str, ...]
+    unique: bool = False
+
+    @property
+    def word(self) -> str:
+        return "UNIQUE INDEX" if self.unique else "INDEX"
+
+    @property
+    def on(self) -> str:
+        return f"({', '.join(self.columns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; its primary key is `id`."""
+
+    name: str
+    columns: tuple[Column, ...]
+    indexes: tuple[Index, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tables that belong together and have a version.
+
+    `steps` says for each version what leads to it from the one before.
+    """
+
+    name: str
+    version: int
+    tables: tuple[Table, ...]
+    steps: Mapping[int, Callable[[str], tuple[str, ...]]]
+
+
 def _time(name: str, *, null: bool = False) -> Column:
     return Column(name, "TIMESTAMP WITH TIME ZONE", "DATETIME(6)", "TEXT", null)
+
+
+def _name(name: str) -> Column:
+    return Column(name, "VARCHAR(255)", "VARCHAR(255)", "TEXT")
 
 
 COLUMNS = (
     Column("id", "BYTEA", "BINARY(32)", "BLOB"),
     Column("idempotency_key", "TEXT", "TEXT", "TEXT"),
-    Column("tenant_id", "VARCHAR(255)", "VARCHAR(255)", "TEXT"),
+    _name("tenant_id"),
     Column("operation", "TEXT", "TEXT", "TEXT"),
     Column("request_hash", "TEXT", "TEXT", "TEXT"),
     # MariaDB's own JSON type refuses JSON that is nested deeper than 32 levels, and MySQL's
@@ -81,34 +123,97 @@ COLUMNS = (
     _time("expires_at", null=True),
 )
 
-INDEXES: Mapping[str, Mapping[str, str]] = {
-    "ix_idempotency_tenant": dict.fromkeys(("postgresql", "mysql", "sqlite"), "(tenant_id)"),
-    # What the sweep goes by.
-    "ix_idempotency_expires": dict.fromkeys(("postgresql", "mysql", "sqlite"), "(expires_at)"),
+LEDGER = Table(
+    "idempotency",
+    COLUMNS,
+    (
+        Index("ix_idempotency_tenant", ("tenant_id",)),
+        # What the sweep goes by.
+        Index("ix_idempotency_expires", ("expires_at",)),
+    ),
+)
+
+# A reader's bound is a lock's key: the low 48 bits of it are an id (`outbox_watermark`).
+LAST_ID = 2**48 - 1
+
+# Ids are taken in the order of writing and never a second time: without AUTOINCREMENT, SQLite
+# begins again at 1 when the table was emptied, behind every reader that went on from there.
+COUNTED = {
+    "postgresql": f" GENERATED ALWAYS AS IDENTITY (MAXVALUE {LAST_ID})",
+    "mysql": " AUTO_INCREMENT",
+    "sqlite": " AUTOINCREMENT",
 }
+
+# What PostgreSQL names the counter behind `event_outbox.id`.
+ID_SEQUENCE = "event_outbox_id_seq"
+
+OUTBOX = Table(
+    "event_outbox",
+    (
+        Column("id", "BIGINT", "BIGINT", "INTEGER", more=COUNTED),
+        Column("shard", "SMALLINT", "SMALLINT", "INTEGER"),
+        _name("tenant_id"),
+        _name("topic"),
+        _name("aggregate_type"),
+        _name("aggregate_id"),
+        Column("seq", "BIGINT", "BIGINT", "INTEGER", null=True),
+        _name("event_id"),
+        _name("event_type"),
+        # Text everywhere: what the application wrote is what goes out, to the byte.
+        Column("payload", "TEXT", "LONGTEXT", "TEXT"),
+        Column("headers", "TEXT", "LONGTEXT", "TEXT", null=True),
+        _time("created_at"),
+    ),
+    (
+        Index("ux_event_outbox_event", ("event_id",), unique=True),
+        # What the owner of a shard reads by.
+        Index("ix_event_outbox_shard", ("shard", "id")),
+    ),
+)
+
+OUTBOX_SEQ = Table(
+    "event_outbox_seq",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("tenant_id"),
+        _name("topic"),
+        _name("aggregate_type"),
+        _name("aggregate_id"),
+        Column("seq", "BIGINT", "BIGINT", "INTEGER"),
+    ),
+)
 
 # Compared byte by byte: MariaDB's default collation takes 'AbC' and 'abc' for the same.
 OPTIONS = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
 
 
-def _version_1(database: str) -> tuple[str, ...]:
-    lines = [_column_line(column, database) for column in COLUMNS]
-    indexes = {name: where[database] for name, where in INDEXES.items() if database in where}
+def _made(*tables: Table) -> Callable[[str], tuple[str, ...]]:
+    """The step that makes these tables from nothing."""
+
+    def step(database: str) -> tuple[str, ...]:
+        return tuple(statement for table in tables for statement in _create(table, database))
+
+    return step
+
+
+def _create(table: Table, database: str) -> tuple[str, ...]:
+    lines = [_column_line(column, database) for column in table.columns]
+    apart = table.indexes
     if database == "mysql":  # which cannot be told to make an index only where there is none
-        lines += [f"INDEX {name} {where}" for name, where in indexes.items()]
-        indexes = {}
+        lines += [f"{index.word} {index.name} {index.on}" for index in table.indexes]
+        apart = ()
     body = ",\n    ".join(lines)
     options = OPTIONS.get(database, "")
     return (
-        f"CREATE TABLE IF NOT EXISTS {TABLE} (\n    {body}\n){options}",
-        *(f"CREATE INDEX IF NOT EXISTS {name} ON {TABLE} {on}" for name, on in indexes.items()),
+        f"CREATE TABLE IF NOT EXISTS {table.name} (\n    {body}\n){options}",
+        *(f"CREATE {i.word} IF NOT EXISTS {i.name} ON {table.name} {i.on}" for i in apart),
     )
 
 
 def _column_line(column: Column, database: str) -> str:
     null = "" if column.null else " NOT NULL"
     key = " PRIMARY KEY" if column.name == "id" else ""
-    return f"{column.name} {column.kind(database)}{null}{key}"
+    return f"{column.name} {column.kind(database)}{null}{key}{column.more.get(database, '')}"
 
 
 def _versions(database: str) -> str:
@@ -120,16 +225,23 @@ def _versions(database: str) -> str:
     )
 
 
-STEPS: Mapping[int, Any] = {1: _version_1}
-"""For each version, what leads to it from the one before."""
+PARTS = (
+    Part("ledger", 1, (LEDGER,), {1: _made(LEDGER)}),
+    Part("outbox", 1, (OUTBOX, OUTBOX_SEQ), {1: _made(OUTBOX, OUTBOX_SEQ)}),
+)
 
 
 def ddl(name: str) -> tuple[str, ...]:
     """The statements that make an empty database the current version, for people and Alembic."""
     database = dialect_named(name).name
-    made = [statement for step in STEPS.values() for statement in step(database)]
-    marked = f"INSERT INTO {VERSIONS} (part, version) VALUES ('{PART}', {VERSION})"  # noqa: S608
-    return (_versions(database), *made, marked)
+    made = [statement for part in PARTS for statement in _part_ddl(part, database)]
+    return (_versions(database), *made)
+
+
+def _part_ddl(part: Part, database: str) -> tuple[str, ...]:
+    made = [statement for step in part.steps.values() for statement in step(database)]
+    marked = f"INSERT INTO {VERSIONS} (part, version) VALUES ('{part.name}', {part.version})"  # noqa: S608
+    return (*made, marked)
 
 
 # --- making them --------------------------------------------------------------------------------
@@ -153,12 +265,17 @@ async def _climb(link: Link) -> None:
     if database == "sqlite":
         await _refuse_sqlite_store(link)
     await link.change(_versions(database))
-    reached = await version(link)
-    for step in sorted(STEPS):
+    for part in PARTS:
+        await _climb_part(link, part)
+
+
+async def _climb_part(link: Link, part: Part) -> None:
+    reached = await version(link, part)
+    for step in sorted(part.steps):
         if step > reached:
-            for statement in STEPS[step](database):
+            for statement in part.steps[step](link.dialect.name):
                 await link.change(statement)
-            await _mark(link, step)
+            await _mark(link, part, step)
 
 
 OF_SQLITE_STORE = (
@@ -173,18 +290,19 @@ async def _refuse_sqlite_store(link: Link) -> None:
         raise SettingsError(OF_SQLITE_STORE)
 
 
-async def version(link: Link) -> int:
-    rows = await link.fetch(f"SELECT version FROM {VERSIONS} WHERE part = ?", (PART,))  # noqa: S608
+async def version(link: Link, part: Part) -> int:
+    select = f"SELECT version FROM {VERSIONS} WHERE part = ?"  # noqa: S608
+    rows = await link.fetch(select, (part.name,))
     return int(rows[0][0]) if rows else 0
 
 
-async def _mark(link: Link, reached: int) -> None:
+async def _mark(link: Link, part: Part, reached: int) -> None:
     update = f"UPDATE {VERSIONS} SET version = ? WHERE part = ?"  # noqa: S608
-    if await link.change(update, (reached, PART)) == 1:
+    if await link.change(update, (reached, part.name)) == 1:
         return
     insert = f"INSERT INTO {VERSIONS} (version, part) VALUES (?, ?)"  # noqa: S608
     try:
-        await link.change(insert, (reached, PART))
+        await link.change(insert, (reached, part.name))
     except Exception as error:
         if fault_of(error) is not Fault.TAKEN:  # somebody else is doing the same
             raise
@@ -195,7 +313,7 @@ async def _mark(link: Link, reached: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found: the version that is there, and everything that is not as it should be."""
+    """What was found: the ledger's version, and everything that is not as it should be."""
 
     database: str
     version: int
@@ -255,62 +373,110 @@ def _check(source: lines.SyncLines) -> Report:
         tables = set(inspector.get_table_names())
         if engine.dialect.name == "sqlite" and "idempotency_floor" in tables:
             return Report(database, 0, (OF_SQLITE_STORE,))
-        reached = run(lines.carry(source, version, SYNC)) if VERSIONS in tables else 0
-        problems = [*_version_problems(reached), *_table_problems(inspector, tables, engine)]
+        reached = _reached(source) if VERSIONS in tables else dict.fromkeys(NAMES, 0)
+        problems = [
+            *_version_problems(reached),
+            *_table_problems(inspector, tables, reached, engine),
+            *_encoding_problems(engine),
+        ]
     except source.errors as error:
         raise unavailable(database, error) from error
-    return Report(database, reached, tuple(problems))
+    return Report(database, reached[PARTS[0].name], tuple(problems))
 
 
-def _version_problems(reached: int) -> list[str]:
-    if reached == VERSION:
-        return []
-    if reached > VERSION:
-        return [f"schema version {reached} is newer than this release's {VERSION}; upgrade semel"]
-    verb = "init" if reached == 0 else "upgrade"
-    return [f"schema version is {reached}, wanted {VERSION}; run `semel db {verb} URL`"]
+NAMES = tuple(part.name for part in PARTS)
 
 
-def _table_problems(inspector: sa.Inspector, tables: set[str], engine: sa.Engine) -> Sequence[str]:
-    if TABLE not in tables:
-        return [f"table {TABLE} is missing; run `semel db init URL`"]
+def _reached(source: lines.SyncLines) -> dict[str, int]:
+    async def read(link: Link) -> dict[str, int]:
+        return {part.name: await version(link, part) for part in PARTS}
+
+    return run(lines.carry(source, read, SYNC))
+
+
+def _version_problems(reached: Mapping[str, int]) -> list[str]:
+    verb = "upgrade" if any(reached.values()) else "init"
+    problems = []
+    for part in PARTS:
+        there = reached[part.name]
+        if there > part.version:
+            problems.append(
+                f"{part.name}: schema version {there} is newer than this release's "
+                f"{part.version}; upgrade semel"
+            )
+        elif there < part.version:
+            problems.append(
+                f"{part.name}: schema version is {there}, wanted {part.version}; "
+                f"run `semel db {verb} URL`"
+            )
+    return problems
+
+
+def _table_problems(
+    inspector: sa.Inspector, tables: set[str], reached: Mapping[str, int], engine: sa.Engine
+) -> Sequence[str]:
+    problems: list[str] = []
+    for part in PARTS:
+        for table in part.tables:
+            if table.name in tables:
+                problems += _problems_of(table, inspector, engine)
+            else:
+                problems.append(_missing(table, part, made=reached[part.name] > 0))
+    return problems
+
+
+def _missing(table: Table, part: Part, *, made: bool) -> str:
+    if not made:
+        return f"table {table.name} is missing"
+    return (
+        f"table {table.name} was made and is gone: restore it, or delete the row of part "
+        f"{part.name!r} in {VERSIONS} and run `semel db init URL`"
+    )
+
+
+def _problems_of(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
     return [
-        *_column_problems(inspector, engine),
-        *_key_problems(inspector),
-        *_index_problems(inspector, dialect_named(engine.dialect.name).name),
-        *_encoding_problems(engine),
+        *_column_problems(table, inspector, engine),
+        *_key_problems(table, inspector),
+        *_index_problems(table, inspector),
+        *_counter_problems(table, inspector, engine),
     ]
 
 
-def _column_problems(inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+def _column_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
     database = dialect_named(engine.dialect.name).name
-    found = {column["name"]: column for column in inspector.get_columns(TABLE)}
+    found = {column["name"]: column for column in inspector.get_columns(table.name)}
     problems = []
-    for column in COLUMNS:
+    for column in table.columns:
+        named = f"column {table.name}.{column.name}"
         if column.name not in found:
-            problems.append(f"column {column.name} is missing: {column.kind(database)}")
+            problems.append(f"{named} is missing: {column.kind(database)}")
             continue
         there = found[column.name]
         kind = _spelled(there["type"], engine)
         if kind != column.kind(database):
-            problems.append(f"column {column.name} is {kind}, wanted {column.kind(database)}")
+            problems.append(f"{named} is {kind}, wanted {column.kind(database)}")
         if bool(there["nullable"]) != column.null:
-            wanted = "NULL" if column.null else "NOT NULL"
-            problems.append(f"column {column.name} is to be {wanted}")
-    return problems + _strange_columns(found)
+            problems.append(f"{named} is to be {'NULL' if column.null else 'NOT NULL'}")
+    return problems + _strange_columns(table, found)
 
 
-def _strange_columns(found: Mapping[str, Any]) -> list[str]:
-    ours = {column.name for column in COLUMNS}
+def _strange_columns(table: Table, found: Mapping[str, Any]) -> list[str]:
+    ours = {column.name for column in table.columns}
     return [
-        f"column {name} is not ours and has no default: no row can be added"
+        f"column {table.name}.{name} is not ours and has no default: no row can be added"
         for name, there in found.items()
         if name not in ours and not there["nullable"] and there.get("default") is None
     ]
 
 
 # What a database calls a type when it is asked, where that is not what it was told.
-SPELLINGS = {"TINYINT(1)": "BOOLEAN", "BOOL": "BOOLEAN", "INTEGER(11)": "INTEGER"}
+SPELLINGS = {
+    "TINYINT(1)": "BOOLEAN",
+    "BOOL": "BOOLEAN",
+    "INTEGER(11)": "INTEGER",
+    "SMALLINT(6)": "SMALLINT",
+}
 
 
 def _spelled(kind: Any, engine: sa.Engine) -> str:
@@ -322,30 +488,73 @@ def _spelled(kind: Any, engine: sa.Engine) -> str:
     return SPELLINGS.get(text, text)
 
 
-def _key_problems(inspector: sa.Inspector) -> Sequence[str]:
-    key = inspector.get_pk_constraint(TABLE).get("constrained_columns") or []
-    return [] if list(key) == ["id"] else [f"the primary key is {list(key)}, wanted ['id']"]
+def _key_problems(table: Table, inspector: sa.Inspector) -> Sequence[str]:
+    key = inspector.get_pk_constraint(table.name).get("constrained_columns") or []
+    if list(key) == ["id"]:
+        return []
+    return [f"the primary key of {table.name} is {list(key)}, wanted ['id']"]
 
 
-def _index_problems(inspector: sa.Inspector, database: str) -> Sequence[str]:
-    found = {index["name"]: index for index in inspector.get_indexes(TABLE)}
+def _index_problems(table: Table, inspector: sa.Inspector) -> Sequence[str]:
+    found = {index["name"]: index for index in inspector.get_indexes(table.name)}
     problems = []
-    for name, where in INDEXES.items():
-        if database not in where:
-            continue
-        wanted = where[database].partition(")")[0].strip("(").split(", ")
-        if name not in found:
-            problems.append(f"index {name} is missing: ON {TABLE} {where[database]}")
-        elif list(found[name]["column_names"]) != wanted:
-            problems.append(f"index {name} is on {found[name]['column_names']}, wanted {wanted}")
+    for index in table.indexes:
+        there = found.get(index.name)
+        if there is None:
+            problems.append(f"index {index.name} is missing: ON {table.name} {index.on}")
+        elif list(there["column_names"]) != list(index.columns):
+            columns = there["column_names"]
+            problems.append(f"index {index.name} is on {columns}, wanted {list(index.columns)}")
+        elif bool(there["unique"]) != index.unique:
+            problems.append(f"index {index.name} is to be {'' if index.unique else 'not '}unique")
     return problems
+
+
+# --- ids that a reader can go by ----------------------------------------------------------------
+
+SEQUENCES = (
+    "SELECT cache_size, increment_by, cycle FROM pg_sequences "  # noqa: S608
+    f"WHERE sequencename = '{ID_SEQUENCE}' AND schemaname = ANY (current_schemas(false))"
+)
+
+
+def _counter_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+    """A reader goes on from the last id it saw, so ids must be given out one by one, upwards."""
+    if table is not OUTBOX:
+        return []
+    match dialect_named(engine.dialect.name).name:
+        case "postgresql":
+            return _sequence_problems(engine)
+        case "mysql":
+            [there] = [c for c in inspector.get_columns(table.name) if c["name"] == "id"]
+            counted = there.get("autoincrement") is True
+            return [] if counted else ["column event_outbox.id is to be AUTO_INCREMENT"]
+        case _:
+            made = _one_value(engine, "SELECT sql FROM sqlite_master WHERE name = 'event_outbox'")
+            if "AUTOINCREMENT" in str(made).upper():
+                return []
+            return ["column event_outbox.id is to be AUTOINCREMENT, or ids are given out again"]
+
+
+def _sequence_problems(engine: sa.Engine) -> Sequence[str]:
+    with engine.connect() as connection:
+        row = connection.exec_driver_sql(SEQUENCES).one_or_none()
+    if row is None:
+        return [f"sequence {ID_SEQUENCE} is missing: event_outbox.id is to be its identity"]
+    if tuple(row) != (1, 1, False):
+        return [f"sequence {ID_SEQUENCE} is to be CACHE 1 INCREMENT BY 1 NO CYCLE"]
+    return []
+
+
+def _one_value(engine: sa.Engine, select: str) -> Any:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(select).scalar_one()
 
 
 def _encoding_problems(engine: sa.Engine) -> Sequence[str]:
     if engine.dialect.name != "postgresql":
         return []
-    with engine.connect() as connection:
-        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    encoding = _one_value(engine, "SHOW server_encoding")
     if encoding in {"UTF8", "SQL_ASCII"}:
         return []
     return [f"the database's encoding is {encoding}: keys it cannot write are refused; use UTF8"]

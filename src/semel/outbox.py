@@ -1,0 +1,231 @@
+"""Events that are there exactly when the rows are: written in the caller's own transaction.
+
+    outbox = Outbox(routes={"order.placed": "orders"})
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.add(
+            session,
+            Event(
+                type="order.placed",
+                aggregate_type="order",
+                aggregate_id=order.id,
+                payload={"total": 40},
+            ),
+        )
+
+`add` only remembers; the COMMIT writes rows and events together, or neither. So it is a plain call
+for sync and for async sessions. Within one tenant, topic and aggregate, events are numbered
+without gaps in the order of their commits.
+
+The easy mistake is to send a message after the commit, or before it: a process that dies between
+the two has told of what never happened, or never tells of what did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from semel.errors import SettingsError
+from semel.keys import identity, plain
+from semel.values import value
+
+if TYPE_CHECKING:
+    from semel.stores.sql.bound import Session
+    from semel.stores.sql.outbox_writing import Entry
+
+__all__ = ["Event", "Outbox"]
+
+# What brokers take without being told otherwise.
+MAX_PAYLOAD = 1024 * 1024
+
+# What a column holds and an index can have in full.
+NAME_BYTES = 255
+
+
+@value
+class Event:
+    """What happened, to which aggregate, for whoever wants to know.
+
+    `payload` is anything that JSON can say, or JSON itself as a str or bytes, which is kept to the
+    byte. `topic` is where it goes; without one, the outbox's routes say. An `id` of your own makes
+    a repeat harmless: an event that is there already is not added again. With `ordered=False` the
+    event gets no number and never waits for another of its aggregate.
+    """
+
+    type: str
+    aggregate_type: str
+    aggregate_id: str | int | UUID
+    payload: Any
+    topic: str | None = None
+    tenant: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    id: str | UUID | None = None
+    ordered: bool = True
+
+
+class Outbox:
+    """Adds events to transactions. `routes` says which type of event goes to which topic."""
+
+    def __init__(
+        self, routes: Mapping[str, str] | None = None, *, max_payload: int = MAX_PAYLOAD
+    ) -> None:
+        self._routes = {
+            _name("a type in routes", kind): _name(f"the topic of {kind!r}", topic)
+            for kind, topic in (routes or {}).items()
+        }
+        self._max_payload = max_payload
+
+    def add(self, session: Session, event: Event) -> Event:
+        """Have the event committed with the session's transaction, or not at all.
+
+        Takes a Session or Connection of SQLAlchemy, sync or async, or a scoped one; nothing is
+        awaited. Returns the event with its topic and id. What cannot be written is refused here;
+        an id that is taken by another event, by the commit (`IdempotencyConflictError`).
+        """
+        from semel.stores.sql.outbox import collect
+
+        entry = self._entry(event)
+        collect(session, entry)
+        return replace(event, topic=entry.topic, id=entry.event_id)
+
+    def _entry(self, event: Event) -> Entry:
+        from semel.stores.sql.outbox_writing import Entry
+
+        if not isinstance(event, Event):
+            raise SettingsError(f"add() takes an Event, not a {type(event).__name__}")
+        tenant = "" if event.tenant == "" else _name("a tenant", event.tenant)
+        topic = self._topic(event)
+        aggregate_type = _name("an aggregate_type", event.aggregate_type)
+        aggregate_id = _name("an aggregate_id", _written(event.aggregate_id))
+        parts = (topic.encode(), aggregate_type.encode(), aggregate_id.encode())
+        return Entry(
+            counter=identity(tenant, *parts),
+            tenant_id=tenant,
+            topic=topic,
+            aggregate_type=aggregate_type,
+            aggregate_id=aggregate_id,
+            event_id=_new_id() if event.id is None else _name("an id", _written(event.id)),
+            event_type=_name("a type", event.type),
+            payload=self._payload(event),
+            headers=_headers(event),
+            ordered=event.ordered,
+            given=event.id is not None,
+        )
+
+    def _topic(self, event: Event) -> str:
+        topic = self._routes.get(event.type) if event.topic is None else event.topic
+        if topic is None:
+            raise SettingsError(
+                f"nothing says where events of type {event.type!r} go; give Event(topic=...), or "
+                f"Outbox(routes={{{event.type!r}: ...}})"
+            )
+        return _name("a topic", topic)
+
+    def _payload(self, event: Event) -> str:
+        text = _json_text(event)
+        size = len(_utf8(text, f"the payload of {event.type!r}"))
+        if size > self._max_payload:
+            raise SettingsError(
+                f"the payload of {event.type!r} has {size:,} bytes, more than max_payload "
+                f"({self._max_payload:,}); store it elsewhere and tell where, or raise max_payload"
+            )
+        return text
+
+
+# --- names --------------------------------------------------------------------------------------
+
+# Between the columns of a row on its way, or in the way of a broker's protocol.
+_ODD = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def _name(what: str, given: Any) -> str:
+    """Text that every column, broker and header can hold."""
+    if not isinstance(given, str):
+        raise SettingsError(f"{what} is a str, not {type(given).__name__}; write it as text")
+    text = plain(what, given)
+    if not text:
+        raise SettingsError(f"{what} must not be empty")
+    if _ODD.search(text):
+        raise SettingsError(f"{what} must not hold control characters or lone surrogates: {text!r}")
+    if len(text.encode()) > NAME_BYTES:
+        raise SettingsError(f"{what} has at most {NAME_BYTES} bytes: {text[:40]!r}...")
+    return text
+
+
+def _written(id: Any) -> Any:
+    """Whole numbers and UUIDs are ids that everybody writes the same way."""
+    return str(id) if type(id) is int or isinstance(id, UUID) else id
+
+
+def _new_id() -> str:
+    """A UUID that grows with time (version 7, RFC 9562 section 5.7): neighbours in the index."""
+    random = int.from_bytes(os.urandom(10), "big")
+    number = (time.time_ns() // 1_000_000) << 80 | random
+    number = number & ~(0xF << 76) | 7 << 76
+    return str(UUID(int=number & ~(0x3 << 62) | 2 << 62))
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+def _json_text(event: Event) -> str:
+    payload: object = event.payload
+    if not isinstance(payload, str | bytes | bytearray):
+        return _dumped(event)
+    try:
+        text = payload if isinstance(payload, str) else payload.decode()
+        _JSON.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(
+            f"the payload of {event.type!r} is {type(payload).__name__}, which is taken for JSON, "
+            f"and is none: {error}; give the object itself, or json.dumps of it"
+        ) from error
+    return str.__str__(text)
+
+
+def _dumped(event: Event) -> str:
+    try:
+        return _WRITE(event.payload)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingsError(
+            f"the payload of {event.type!r} cannot be written as JSON: {error}; give plain "
+            "values, or JSON that you have made yourself"
+        ) from error
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Numbers need not be made of what is only looked at: some are longer than Python would read.
+_JSON = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refused)
+_WRITE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _headers(event: Event) -> str | None:
+    headers: Mapping[Any, Any] = event.headers
+    for name, text in headers.items():
+        if not (isinstance(name, str) and isinstance(text, str)):
+            raise SettingsError(
+                f"headers of {event.type!r} are texts by name; {name!r}: {text!r} is none"
+            )
+    if not headers:
+        return None
+    written = _WRITE(dict(headers))
+    _utf8(written, f"the headers of {event.type!r}")
+    return written
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"{what} hold a lone surrogate, which is no text: {error}") from error

@@ -1,0 +1,278 @@
+"""Events that wait for the caller's COMMIT.
+
+`collect` writes nothing. It hangs the event on the transaction of the session's connection, and
+the connection's own commit event, which fires whoever commits, writes what hangs there
+(`outbox_writing`). So counters are locked for the time of a COMMIT and not for the time of a
+request, and all of them at once, in one order.
+
+A rollback drops what hangs on its transaction. A savepoint that is rolled back drops its own; one
+that is released leaves them to what is around it. What cannot be written fails the COMMIT, and
+takes the caller's rows back first: SQLAlchemy takes a failed commit for the end of the
+transaction, while the database has not heard of it, so a later commit on the same connection
+would bring in the rows without their events.
+
+An async session has a connection only once it has awaited something. Until then its events wait
+with the session's own transaction, and are hung on the connection when that is about to commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc, orm
+from sqlalchemy.engine import RootTransaction, TwoPhaseTransaction
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.util import concurrency
+
+from semel.colour import run
+from semel.errors import SettingsError
+from semel.stores.sql.bound import Session, bound_link, refuse_autocommit
+from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.faults import Fault, NoTableError, fault_of
+from semel.stores.sql.outbox_writing import Entry, write
+
+__all__ = ["Entry", "collect"]
+
+
+class Held:
+    """An event, and how deep in savepoints it was added.
+
+    `owner` is the async session's transaction that it still waits with, if it does.
+    """
+
+    __slots__ = ("depth", "entry", "owner")
+
+    def __init__(
+        self, entry: Entry, depth: int = 0, owner: orm.SessionTransaction | None = None
+    ) -> None:
+        self.entry = entry
+        self.depth = depth
+        self.owner = None if owner is None else weakref.ref(owner)
+
+    @property
+    def stands(self) -> bool:
+        """Has nobody rolled back the session that it waits with?"""
+        if self.owner is None:
+            return True
+        owner = self.owner()
+        return owner is not None and owner.is_active
+
+
+Waiting: TypeAlias = weakref.WeakKeyDictionary[Any, list[Held]]
+
+# By the database transaction; and by the session's, where that is all there is yet. Weakly: what
+# nobody commits any more is gone with its transaction, however that ended.
+_on_connection: Waiting = weakref.WeakKeyDictionary()
+_on_session: Waiting = weakref.WeakKeyDictionary()
+
+
+def collect(session: Session, entry: Entry) -> None:
+    """Have the event written by the COMMIT of this session's, or connection's, transaction."""
+    given = _sync_side(session)
+    if isinstance(given, sa.Connection):
+        _hang(Held(entry), given)
+    elif _can_wait(given.get_bind().dialect):
+        _hang(Held(entry), given.connection())
+    else:
+        _wait_with(given, entry)
+
+
+# --- what one can be given ----------------------------------------------------------------------
+
+
+def _sync_side(session: Session) -> orm.Session | sa.Connection:
+    given: Any = session
+    if isinstance(given, orm.scoped_session | async_scoped_session):
+        given = given()
+    if isinstance(given, AsyncConnection):
+        given = given.sync_connection or given
+    elif isinstance(given, AsyncSession):
+        given = given.sync_session
+    if isinstance(given, sa.Connection):
+        return given
+    if isinstance(given, orm.Session):
+        return _refuse_session(given)
+    raise SettingsError(
+        f"an event cannot be added to {_named(given)}; give the SQLAlchemy session or connection "
+        "whose transaction is to carry it"
+    )
+
+
+def _named(given: Any) -> str:
+    name = type(given).__name__
+    return f"{name} that is not open yet" if isinstance(given, AsyncConnection) else f"a {name}"
+
+
+def _refuse_session(session: orm.Session) -> orm.Session:
+    if session.twophase:
+        raise _two_phases()
+    try:
+        refuse_autocommit(session.get_bind())
+    except exc.UnboundExecutionError as error:
+        raise SettingsError(
+            "this session has several engines and none for everything, so it is not clear which "
+            "transaction is to carry the event; give the connection: "
+            "add(session.connection(bind_arguments={...}), event)"
+        ) from error
+    return session
+
+
+def _two_phases() -> SettingsError:
+    return SettingsError(
+        "this is a two-phase transaction: between PREPARE and COMMIT its events would hold up "
+        "everybody else's for as long as it likes; add them in a transaction of one phase"
+    )
+
+
+def _can_wait(dialect: sa.Dialect) -> bool:
+    """May the driver be asked for something here? An async one only where it can be awaited."""
+    return not dialect.is_async or concurrency.in_greenlet()
+
+
+# --- on the connection --------------------------------------------------------------------------
+
+
+def _hang(held: Held, connection: sa.Connection) -> None:
+    dialect_named(connection.dialect.name)
+    refuse_autocommit(connection)
+    transaction = connection.get_transaction() or _begun(connection)
+    if isinstance(transaction, TwoPhaseTransaction):
+        raise _two_phases()
+    _listen(connection.engine)
+    held.depth = _depth(connection)
+    held.owner = None
+    waiting = _on_connection.setdefault(transaction, [])
+    if held not in waiting:
+        waiting.append(held)
+
+
+def _begun(connection: sa.Connection) -> RootTransaction:
+    dispatch: Any = connection.dispatch
+    if dispatch.begin and not _can_wait(connection.dialect):
+        # A listener of the application's own that says BEGIN itself.
+        raise SettingsError(
+            "this connection has no transaction yet, and beginning it has to be awaited; "
+            "write `await connection.begin()` before"
+        )
+    return connection.begin()
+
+
+def _depth(connection: sa.Connection) -> int:
+    """The number of the innermost savepoint; 0 outside of all."""
+    nested = connection.get_nested_transaction()
+    return 0 if nested is None else _number(nested._savepoint)  # noqa: SLF001 - told nowhere else
+
+
+def _number(savepoint: str) -> int:
+    """SQLAlchemy names them sa_savepoint_1, 2, 3 and so on, and uses no name twice."""
+    return int(savepoint.rpartition("_")[2])
+
+
+def _listen(engine: sa.Engine) -> None:
+    if not event.contains(engine, "commit", _commit):
+        event.listen(engine, "rollback_savepoint", _rollback_savepoint)
+        event.listen(engine, "release_savepoint", _release_savepoint)
+        event.listen(engine, "commit", _commit)
+
+
+def _waiting_on(connection: sa.Connection) -> list[Held]:
+    transaction = connection.get_transaction()
+    return [] if transaction is None else _on_connection.get(transaction, [])
+
+
+def _rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
+    waiting = _waiting_on(connection)
+    waiting[:] = [held for held in waiting if held.depth < _number(name)]
+
+
+def _release_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
+    """They belong to whatever is around it, which has a smaller number, and now the next one."""
+    for held in _waiting_on(connection):
+        held.depth = min(held.depth, _number(name) - 1)
+
+
+def _commit(connection: sa.Connection) -> None:
+    waiting = _waiting_on(connection)
+    entries = [held.entry for held in waiting if held.stands]
+    waiting.clear()
+    if not entries:
+        return
+    try:
+        _refuse_without_transaction(connection)
+        run(write(bound_link(connection), entries))
+    except BaseException as error:
+        _roll_back(connection)
+        if isinstance(error, exc.SQLAlchemyError) and fault_of(error) is Fault.NO_TABLE:
+            raise _no_table() from error
+        raise
+
+
+def _refuse_without_transaction(connection: sa.Connection) -> None:
+    """A driver that commits by itself has committed the rows already."""
+    driver: Any = connection.connection.driver_connection
+    own = getattr(driver, "autocommit", None)  # PyMySQL's is a function, sqlite3's may be -1
+    asked = getattr(driver, "get_autocommit", None)
+    alone = connection.dialect.name == "sqlite" and _never_begins(driver)
+    if own is True or alone or (asked is not None and asked()):
+        raise SettingsError(
+            "the driver's connection is in autocommit mode, so the rows were committed before "
+            "their events could be; connect without it"
+        )
+
+
+def _never_begins(driver: Any) -> bool:
+    """Told to begin nothing by itself, and nobody has done it."""
+    return driver.isolation_level is None and not driver.in_transaction
+
+
+def _roll_back(connection: sa.Connection) -> None:
+    """In the database, if need be by hanging up: the rows must not be committed any more."""
+    try:
+        connection.dialect.do_rollback(connection.connection)
+    except Exception:  # noqa: BLE001 - whatever it is, this connection is not to be used again
+        with contextlib.suppress(exc.SQLAlchemyError):
+            connection.invalidate()
+
+
+def _no_table() -> NoTableError:
+    return NoTableError(
+        "there is no table event_outbox, or no event_outbox_seq; run `semel db init URL`. The "
+        "transaction was rolled back"
+    )
+
+
+# --- with an async session that has no connection yet -------------------------------------------
+
+
+def _wait_with(session: orm.Session, entry: Entry) -> None:
+    transaction = _transaction_of(session)
+    held = Held(entry, owner=transaction)
+    _on_session.setdefault(transaction, []).append(held)
+    if not event.contains(session, "before_commit", _before_commit):
+        event.listen(session, "before_commit", _before_commit)
+    bind = session.get_bind()
+    if isinstance(bind, sa.Connection) and (around := bind.get_transaction()) is not None:
+        # Whoever began that one may commit it without asking the session.
+        _listen(bind.engine)
+        held.depth = _depth(bind)
+        _on_connection.setdefault(around, []).append(held)
+
+
+def _transaction_of(session: orm.Session) -> orm.SessionTransaction:
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise SettingsError("this session has no transaction yet; begin it before")
+        return session.begin()
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    assert transaction is not None, "in_transaction() said so"
+    return transaction
+
+
+def _before_commit(session: orm.Session) -> None:
+    """Told of savepoints too, and where waiting for a connection is possible."""
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    for held in _on_session.pop(transaction, ()):
+        _hang(held, session.connection())

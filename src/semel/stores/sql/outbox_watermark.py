@@ -1,0 +1,76 @@
+"""How far a reader of the outbox may go: to the last id below which nothing can appear any more.
+
+Ids are taken when rows are written and become visible when they are committed, in any order. A
+reader that goes on from the largest id it saw passes over whatever was taken earlier and
+committed later, and never comes back for it.
+
+On PostgreSQL each writing transaction takes a shared advisory lock whose key is the last id that
+anybody had taken before, and only then ids of its own. So every id that is not decided lies above
+a key that is held, or above what the sequence said before the locks were looked at. Only writers
+of the outbox count: a long transaction of somebody else holds up nobody.
+
+What is easy to get wrong, each with its test in `tests/contract/test_outbox.py`:
+
+- the lock is taken in a statement before the one that takes ids, or ids may come first;
+- a sequence nobody has used says 1 and means 0;
+- a lock taken in a savepoint ends with it, so it is taken at COMMIT, behind all of them;
+- the reader looks at the sequence, then at the locks, then at the rows, in three statements, each
+  with a snapshot of its own (READ COMMITTED): in one statement it passes rows over;
+- a standby knows nothing of the writers' locks.
+
+On SQLite there is one writer at a time, and ids are committed in their order. MariaDB and MySQL
+have no lock that ends with the transaction; a reader there takes the rows that it finds and
+removes them, and has no position.
+"""
+
+from __future__ import annotations
+
+from semel.errors import SettingsError
+from semel.stores.sql.links import Link
+from semel.stores.sql.schema import ID_SEQUENCE
+
+# The upper 16 bits of a key say whose it is, so that an advisory lock of the application's own,
+# or an outbox in another schema, is not taken for a writer. 1 to 32767: the key stays positive,
+# and apart from the small numbers that people lock.
+_PLACE = "(mod(s.tableoid::int8, 32767) + 1)"
+
+_LAST = "(s.last_value - (NOT s.is_called)::int)"
+
+LOCKED = f"pg_advisory_xact_lock_shared(({_PLACE} << 48) | {_LAST})::text"
+"""For a writer, over the sequence as `s`: held from here to the end of the transaction."""
+
+_ASKED = f"SELECT {_LAST}, {_PLACE}, pg_is_in_recovery() FROM {ID_SEQUENCE} AS s"  # noqa: S608
+
+_HELD = """
+SELECT min(((l.classid::int8 & 65535) << 32) | l.objid::int8) FROM pg_locks AS l
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND (l.classid::int8 >> 16) = ?::int8
+    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"""
+
+_GIVEN_OUT = "SELECT COALESCE(max(seq), 0) FROM sqlite_sequence WHERE name = 'event_outbox'"
+
+
+async def decided(link: Link) -> int | None:
+    """The highest id that a reader may pass: every id up to it is visible, or never will be.
+
+    Read the rows in a later statement than this one. None where ids say nothing about what is
+    still to come (MariaDB and MySQL).
+    """
+    match link.dialect.name:
+        case "postgresql":
+            return await _below_the_writers(link)
+        case "sqlite":
+            [(given_out,)] = await link.fetch(_GIVEN_OUT)
+            return int(given_out)
+        case _:
+            return None
+
+
+async def _below_the_writers(link: Link) -> int:
+    [(last, place, standby)] = await link.fetch(_ASKED)
+    if standby:
+        raise SettingsError(
+            "this server is a standby, where the locks of those who write cannot be seen; read "
+            "the outbox on the primary"
+        )
+    [(held,)] = await link.fetch(_HELD, [place])
+    return int(last) if held is None else min(int(last), int(held))
