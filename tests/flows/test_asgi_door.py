@@ -605,6 +605,8 @@ async def test_behind_the_body_an_app_hears_from_the_server_itself(door):
     async def answer(scope, receive, send):
         await receive()
         listening = asyncio.create_task(receive())
+        if attempt_of(scope).key == "gone":
+            wire.gone.set()
         await asyncio.sleep(0.01)
         heard.append(listening.done())
         await say(send)
@@ -613,8 +615,13 @@ async def test_behind_the_body_an_app_hears_from_the_server_itself(door):
         wire.gone.set()
         heard.append((await listening)["type"])
 
-    await ask(door(Shop(answer)), key="k", wire=wire)
+    app = door(Shop(answer))
+    await ask(app, key="there", wire=wire)
     assert heard == [False, False, "http.disconnect"]
+    heard.clear()
+    wire = Wire(b"{}")
+    await ask(app, key="gone", wire=wire)
+    assert heard == [False, True, "http.disconnect"]
 
 
 # --- responses ----------------------------------------------------------------------------------
@@ -1037,6 +1044,16 @@ async def test_what_a_crash_left_can_be_found_out_from_the_attempt(door):
     child = attempt_of(shop.scopes[0]).child_key("charge")
     assert (await ask(app, key="k")).json()["detail"] == "it was charged"
     assert asked == [("k", 2, child)]
+
+
+async def test_an_answer_from_the_world_may_be_too_large_to_keep(door):
+    found = Recovered(Response(200, (), b"x" * 2000))
+    shop = Shop(stay)
+    app = door(shop, Rule(on_crash=lambda _: found, max_response=1000))
+    await cancelled_inside(app)
+    assert (await ask(app, key="k")).body == b"x" * 2000
+    assert (await ask(app, key="k")).problem == "response-not-kept"
+    assert shop.runs == 1
 
 
 async def test_an_answer_from_the_world_that_is_no_response_is_an_error(door):
