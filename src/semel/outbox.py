@@ -153,6 +153,8 @@ def _name(what: str, given: Any) -> str:
     text = plain(what, given)
     if not text:
         raise SettingsError(f"{what} must not be empty")
+    if text != text.strip():  # MariaDB compares without the spaces at the end
+        raise SettingsError(f"{what} must not begin or end with a space: {text!r}")
     if _ODD.search(text):
         raise SettingsError(f"{what} must not hold control characters or lone surrogates: {text!r}")
     if len(text.encode()) > NAME_BYTES:

@@ -23,10 +23,12 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from semel.colour import SYNC, run
 from semel.errors import IdempotencyConflictError, SettingsError
+from semel.keys import make_key, new_attempt
 from semel.outbox import Event, Outbox
-from semel.stores.sql import init
+from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import SyncLines, carry, open_engine, parse, with_driver
 from semel.stores.sql.outbox_watermark import LOCKED, decided
+from semel.values import Kept, Outcome, State, Terms
 
 pytestmark = pytest.mark.contract
 
@@ -699,6 +701,69 @@ async def test_one_id_added_by_two_at_once_is_one_row_and_leaves_no_gap(sync_des
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
     assert len(desk.rows()) == 5
     assert [row["event_id"] for row in desk.rows()].count("e-1") == 1
+
+
+async def test_another_unique_key_in_the_way_is_the_databases_own_error(desk):
+    desk.do("CREATE UNIQUE INDEX theirs ON event_outbox (aggregate_id)")
+    try:
+        await desk.add_and_commit(placed("1"))
+        with pytest.raises(sa.exc.IntegrityError):
+            await desk.add_and_commit(placed("1", id="e-1"), before=INSERT)
+    finally:
+        on = " ON event_outbox" if desk.engine.dialect.name in {"mysql", "mariadb"} else ""
+        desk.do(f"DROP INDEX theirs{on}")
+    await desk.add_and_commit(placed("1"))
+    assert (desk.told(), desk.orders()) == ([("1", 1), ("1", 2)], 0)
+
+
+async def test_an_id_taken_in_a_later_piece_takes_the_earlier_pieces_back(sync_desk):
+    """Many large events, of which the last one turns out to be there already."""
+    desk = sync_desk
+    large = [placed("1", {"fill": "x" * 600_000, "n": n}, id=f"l-{n}") for n in range(3)]
+    failed = []
+
+    def second():
+        try:
+            run(desk.add_and_commit(*large, placed("1"), last))
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+
+    last = placed("2", id="e-1", ordered=False)
+    worker = threading.Thread(target=second)
+    with Paused(desk).holding(last):
+        worker.start()
+        worker.join(0.5)
+        assert worker.is_alive()
+    worker.join(60)
+    assert failed == []
+    assert [told for told in desk.told() if told[0] == "1"] == [("1", n) for n in range(1, 5)]
+    assert desk.told().count(("2", None)) == 1
+
+
+# --- together with a recorded response ----------------------------------------------------------
+
+
+async def test_a_record_rows_and_events_are_committed_by_one_call(sync_desk):
+    desk = sync_desk
+    store = SQLStore(desk.url.render_as_string(hide_password=False))
+    desk.do("DELETE FROM idempotency")
+
+    def request(key, event):
+        with Session(desk.engine) as session:
+            ledger = store.bind(session, commit=True).ledger(SYNC)
+            key = make_key(key)
+            won = run(ledger.claim(key, attempt=new_attempt(), terms=Terms()))
+            session.execute(INSERT)
+            OUTBOX.add(session, event)
+            return run(ledger.complete(won.claim, Outcome("value", b"1", 201)))
+
+    assert request("k-1", placed("1", id="e-1")) == Kept()
+    with pytest.raises(IdempotencyConflictError):
+        request("k-2", placed("2", id="e-1"))
+    assert (desk.told(), desk.orders()) == ([("1", 1)], 1)
+    assert run(store.ledger(SYNC).look(make_key("k-1").id)).state is State.COMPLETED
+    assert run(store.ledger(SYNC).look(make_key("k-2").id)).state is State.FAILED
+    store.close()
 
 
 # --- what it costs ------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ def test_a_route_that_cannot_work_is_refused_where_it_is_made(routes):
 
 
 @pytest.mark.parametrize("field", ["type", "aggregate_type", "aggregate_id", "topic", "id"])
-@pytest.mark.parametrize("bad", ["", "a\x1fb", "a\nb", "a\x00", "\ud800", "é" * 128, b"x", 1.5])
+@pytest.mark.parametrize(
+    "bad", ["", "a ", " a", "a\x1fb", "a\nb", "a\x00", "\ud800", "é" * 128, b"x", 1.5]
+)
 def test_a_name_that_no_column_holds_is_refused(field, bad):
     with pytest.raises(SettingsError):
         Outbox({"placed": "orders"}).add(Session(), placed(**{"topic": "orders", field: bad}))

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from sqlalchemy import exc
 
-from semel.errors import IdempotencyConflictError
+from semel.errors import IdempotencyConflictError, StoreUnavailableError
 from semel.stores.sql.asking import dense
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
@@ -68,27 +68,27 @@ Found: TypeAlias = Mapping[str, Sequence[Any]]
 async def write(link: Link, entries: Sequence[Entry]) -> None:
     """Put the events: each once, numbered within its aggregate in the order they were added."""
     words = WORDS[link.dialect.name]
-    fresh = _once_each(entries)
-    again = False
+    fresh, refusal = _once_each(entries), None
     while fresh:
         given = [entry.event_id for entry in fresh if entry.given]
-        if given:
-            fresh = _without(fresh, await words.find(link, given, again=again))
-        if not fresh or await _turn(words, link, fresh):
+        found = await words.find(link, given, again=refusal is not None) if given else {}
+        if refusal is not None and not found:
+            raise refusal  # it was not one of their ids that was in the way
+        fresh = _without(fresh, found)
+        refusal = await _turn(words, link, fresh) if fresh else None
+        if refusal is None:
             return
-        again = True
 
 
-async def _turn(words: Words, link: Link, fresh: Sequence[Entry]) -> bool:
-    """Number and put them. False, and nothing has changed, when an id was there already."""
+async def _turn(words: Words, link: Link, fresh: Sequence[Entry]) -> Exception | None:
+    """Number and put them; or change nothing, and say why not."""
     counts = _counts(fresh)
     last = await words.count(link, counts)
-    rows = _in_safe_order(_numbered(fresh, counts, last))
-    if await words.put(link, rows):
-        return True
-    back = [(number, entry.counter) for entry, number in counts]
-    await link.change_each("UPDATE event_outbox_seq SET seq = seq - ? WHERE id = ?", back)
-    return False
+    refusal = await words.put(link, _in_safe_order(_numbered(fresh, counts, last)))
+    if refusal is not None:
+        back = [(number, entry.counter) for entry, number in counts]
+        await link.change_each("UPDATE event_outbox_seq SET seq = seq - ? WHERE id = ?", back)
+    return refusal
 
 
 # --- events that are there already --------------------------------------------------------------
@@ -230,8 +230,8 @@ class Words(Protocol):
         """Move the counters, one after another, and return where they are now."""
         ...
 
-    async def put(self, link: Link, rows: Sequence[Numbered]) -> bool:
-        """Insert the rows. False, and none was, when a given id is there already."""
+    async def put(self, link: Link, rows: Sequence[Numbered]) -> Exception | None:
+        """Insert the rows; or none of them, and say why, when a given id is there already."""
         ...
 
 
@@ -286,16 +286,16 @@ class PostgresWords:
         last = map(int, seqs.split(",")) if seqs else ()
         return dict(zip([entry.counter for entry, _ in counts], last, strict=True))
 
-    async def put(self, link: Link, rows: Sequence[Numbered]) -> bool:
+    async def put(self, link: Link, rows: Sequence[Numbered]) -> Exception | None:
         sent = _columns([_row(entry, number) for entry, number in rows], len(ROW))
         if not any(entry.given for entry, _ in rows):
             await link.change(self.PUT, sent)
-            return True
+            return None
         done = [id for (id,) in await link.fetch(self.PUT_GIVEN, sent)]
         if len(done) == len(rows):
-            return True
+            return None
         await link.change(f"DELETE FROM event_outbox WHERE {self.ANY}", [SEPARATOR.join(done)])
-        return False
+        return StoreUnavailableError("an event's id is in the outbox and cannot be seen; repeat")
 
 
 # --- MariaDB, MySQL, SQLite ---------------------------------------------------------------------
@@ -349,7 +349,7 @@ class PlainWords:
         select = f"SELECT id, seq FROM event_outbox_seq WHERE id IN ({_marks(len(ids))})"
         return {bytes(id): int(seq) for id, seq in await link.fetch(select, ids)}
 
-    async def put(self, link: Link, rows: Sequence[Numbered]) -> bool:
+    async def put(self, link: Link, rows: Sequence[Numbered]) -> Exception | None:
         done: list[str] = []
         for piece in _pieces(rows):
             try:
@@ -358,9 +358,9 @@ class PlainWords:
                 if fault_of(error) is not Fault.TAKEN or not any(e.given for e, _ in rows):
                     raise
                 await self._take_back(link, done)
-                return False
+                return error
             done += [entry.event_id for entry, _ in piece]
-        return True
+        return None
 
     async def _put(self, link: Link, piece: Sequence[Numbered]) -> None:
         rows = ", ".join([f"({_marks(len(ROW))}, {{now}})"] * len(piece))
