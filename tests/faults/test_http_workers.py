@@ -16,7 +16,7 @@ import semel
 from semel.colour import SYNC, run
 from semel.stores.sql import init
 from semel.values import State
-from support.http_app import LEASE_S
+from support.http_app import LEASE_S, STEADY_S
 from support.process import wait_until
 from support.web import fetch, start_web, until
 
@@ -168,12 +168,12 @@ async def test_a_frozen_worker_shows_what_another_recorded_meanwhile(web, key, s
 
 
 async def test_a_worker_that_runs_long_keeps_its_key(web, key):
-    first = asyncio.create_task(fetch(web, f"/brief/charge?until={key}", key))
+    first = asyncio.create_task(fetch(web, f"/steady/charge?until={key}", key))
     await reached(web, key)
     clock = asyncio.get_running_loop().time
     begun = clock()
-    while clock() < begun + 2 * LEASE_S:
-        assert (await fetch(web, f"/brief/charge?until={key}", key)).problem == "in-progress"
+    while clock() < begun + 1.3 * STEADY_S:
+        assert (await fetch(web, f"/steady/charge?until={key}", key)).problem == "in-progress"
         await asyncio.sleep(0.05)
     web.open_gate(key)
     assert (await first).status == 201

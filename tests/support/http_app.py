@@ -23,7 +23,11 @@ from semel.stores.redis import RedisStore
 
 LEASE_S = 0.6
 
+# Long enough for a worker on a loaded machine to renew it in time.
+STEADY_S = 1.5
+
 RULES = {
+    "/steady/*": Rule(lease=STEADY_S),
     "/brief/*": Rule(lease=LEASE_S),
     "/held/*": Rule(lease=LEASE_S, on_crash="hold"),
     "/waiting/*": Rule(wait=30, max_waiters=256),
