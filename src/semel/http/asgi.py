@@ -145,10 +145,11 @@ async def tenant_of(scope: Scope, request: Request) -> str:
 
 async def gathered(request: Request, receive: Receive, most: int) -> Body | None:
     """The body; None when the client went away before it had sent it."""
+    for name, content in request.headers:
+        if name == b"content-length":
+            check_length(content.decode("latin-1"), most)  # before anybody is asked to send it
     body = Body(most)
     message = await receive()
-    if message.get("more_body", False):
-        check_length(request.header("content-length"), most)
     try:
         while message["type"] != "http.disconnect":
             piece = message.get("body", b"")
