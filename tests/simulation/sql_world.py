@@ -448,6 +448,7 @@ class BoundModel:
         self._ledger = ledger
         self._session = session
         self._sent = False
+        self._ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
@@ -458,6 +459,8 @@ class BoundModel:
     async def _complete(self, op: Completing) -> Any:
         if self._sent:
             return await self._resolve(op)
+        if self._ended:  # a record in the next transaction would be one without its rows
+            raise StoreUnavailableError("nothing has happened", again=False)
         try:
             if not await self._session.run("record", op):
                 await self._undo()
@@ -467,6 +470,7 @@ class BoundModel:
         except LostConnectionError as error:
             if self._sent:
                 return await self._resolve(op)
+            self._ended = True
             with contextlib.suppress(StoreUnavailableError):  # then its lease has to run out
                 await self._ledger.release(op.claim, error="its transaction was lost")
             raise StoreUnavailableError("nothing has happened", again=False) from error
@@ -504,6 +508,7 @@ class BoundModel:
         return await self._ledger.renew(claim, lease_s=lease_s)
 
     async def _undo(self) -> None:
+        self._ended = True
         try:
             await self._session.rollback()
         except LostConnectionError:
