@@ -17,14 +17,16 @@ from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 from werkzeug.serving import make_server as make_werkzeug_server
 
 import semel
 from semel.attempt import CURRENT
 from semel.colour import SYNC, run
 from semel.errors import SettingsError
-from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of, problem
-from semel.stores import MemoryStore, connect
+from semel.guard import require
+from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of, problem, wsgi
+from semel.stores import MemoryStore, SQLiteStore, SQLStore, connect
 from semel.values import State
 from support.process import free_port
 from support.threads import in_threads
@@ -82,6 +84,7 @@ class Serving:
     def start_response(self, status, headers, exc_info=None):
         if exc_info is not None and self.reply.pieces:
             raise exc_info[1]
+        assert exc_info is not None or not self.reply.status, "a second response was begun"
         self.reply.status, self.reply.headers = int(status[:3]), headers
         return self.reply.pieces.append
 
@@ -231,7 +234,7 @@ def test_an_empty_response_is_one():
 
     app = App(answer)
     guarded = door(app)
-    assert [(r.status, r.body) for r in (ask(guarded), ask(guarded))] == [(204, b"")] * 2
+    assert [(r.status, r.pieces) for r in (ask(guarded), ask(guarded))] == [(204, [])] * 2
     assert app.runs == 1
 
 
@@ -351,6 +354,39 @@ def test_a_store_that_promises_too_little_is_refused():
     assert app.runs == 0
 
 
+def test_what_a_store_promises_is_asked_once(monkeypatch, tmp_path):
+    asked = []
+
+    async def asking(*about):
+        asked.append(about)
+        await require(*about)
+
+    monkeypatch.setattr(wsgi, "require", asking)
+    with closing(SQLiteStore(tmp_path / "semel.db")) as store:
+        guarded = door(App(created), store=store, rule=Rule(require=["process_crash"]))
+        assert [ask(guarded).replayed, ask(guarded).replayed] == [False, True]
+    assert len(asked) == 1
+
+
+def test_a_store_of_the_other_colour_is_refused_where_the_door_is_made():
+    engine = create_async_engine("sqlite+aiosqlite://")
+    with pytest.raises(SettingsError, match="sync"):
+        door(App(created), store=SQLStore(engine))
+
+
+def test_a_scope_sees_the_head_of_the_request():
+    seen = []
+
+    def scope(request):
+        seen.append((request.method, request.path, request.query, request.header("Content-Type")))
+        seen.append((request.header("x-a"), request.header("x-b"), request.raw["PATH_INFO"]))
+        return "shop"
+
+    more = {"CONTENT_TYPE": "text/css", "HTTP_X_A": "caf\xe9", "QUERY_STRING": "q=1"}
+    ask(door(App(created), scope=scope), **more)
+    assert seen == [("POST", "/orders", b"q=1", "text/css"), ("caf\xe9", None, "/orders")]
+
+
 def test_a_door_behind_a_door_does_nothing():
     app = App(created)
     guarded = door(door(app, strict=False, store=MemoryStore()))
@@ -428,6 +464,13 @@ def test_a_chunked_body_is_read_where_the_server_ends_it():
     assert ask(guarded, b"two", **ended).problem == "key-reused"
 
 
+def test_a_chunked_body_has_no_other_length():
+    guarded = door(App(created))
+    ended = CHUNKED | {"wsgi.input_terminated": True, "CONTENT_LENGTH": "3"}
+    assert not ask(guarded, b"one", **ended).replayed
+    assert ask(guarded, b"onetwo", **ended).problem == "key-reused"
+
+
 def test_a_chunked_body_without_an_end_is_refused():
     app = App(created)
     answer = ask(door(app), b"one", **CHUNKED)
@@ -449,6 +492,19 @@ def test_a_body_that_is_too_large_is_refused(said):
     answer = ask(door(app, rule=Rule(max_body=10)), b"x" * 11, **said)
     assert (answer.status, answer.problem, app.runs) == (413, "body-too-large", 0)
     assert ask(door(app, rule=Rule(max_body=10)), b"x" * 10).status == 201
+
+
+def test_a_body_that_says_that_it_is_too_large_is_not_read():
+    stream = io.BytesIO(b"x" * 11)
+    answer = ask(door(App(created), rule=Rule(max_body=10)), b"x" * 11, **{"wsgi.input": stream})
+    assert (answer.status, stream.tell()) == (413, 0)
+
+
+def test_a_body_in_a_file_that_is_refused_is_let_go():
+    """What is left open is warned of, and a warning is an error here."""
+    rule = Rule(fingerprint="json", max_body=4 * MIB)
+    answer = ask(door(App(created), rule=rule), b"x" * 3 * MIB)
+    assert (answer.status, answer.problem) == (400, "body-malformed")
 
 
 # --- the response -------------------------------------------------------------------------------
@@ -558,6 +614,28 @@ def test_a_client_that_leaves_a_stream_closes_it():
     app = App(events)
     served = Serving(door(app, strict=False), environ_of(**{"test.made": []}))
     next(served.pieces)
+    served.hang_up()
+    assert app.closed == 1
+
+
+@pytest.mark.parametrize("on_error", ["release", "store", "hold"])
+def test_an_app_that_fails_behind_a_stream_it_has_begun_is_the_servers_to_see(on_error):
+    def answer(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        raise ZeroDivisionError
+
+    app = App(answer)
+    guarded = door(app, strict=False, rule=Rule(on_error=on_error))
+    with pytest.raises(ZeroDivisionError):
+        ask(guarded)
+    assert ask(guarded).problem == "response-not-kept"
+    assert app.runs == 1
+
+
+def test_a_server_that_closes_twice_closes_once():
+    app = App(created)
+    served = Serving(door(app, strict=False), environ_of())
+    served.finish()
     served.hang_up()
     assert app.closed == 1
 
@@ -738,7 +816,7 @@ def as_text(environ, start_response):
     ],
 )
 def test_an_app_that_breaks_the_rules_is_told_and_records_nothing(app, error, store):
-    with pytest.raises(error):
+    with pytest.raises(error, match=r"start_response|answers with bytes"):
         ask(door(app, strict=False, store=store))
     assert record(store).state == State.FAILED
 
@@ -925,6 +1003,19 @@ def test_a_step_is_taken_once_over_two_tries():
     assert sent == [40]
 
 
+def test_who_is_cut_off_before_its_app_runs_keeps_no_lease(monkeypatch):
+    seen = []
+
+    def cut(self, app):
+        seen.append(semel.current())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wsgi.Conversation, "_run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        ask(door(App(created), strict=False))
+    assert not seen[0]._active
+
+
 class Overtaken:
     """In its first run, its claim is taken away and another request is answered meanwhile."""
 
@@ -969,6 +1060,14 @@ def losing_lazy_stream(overtake, start_response):
     yield b"mine"
 
 
+def losing_twice(overtake, start_response):
+    overtake()
+    start_response("200 OK", [("Content-Type", "text/event-stream")])
+    late = raised(ValueError("late"))
+    start_response("202 Accepted", [("Content-Type", "text/event-stream")], late)
+    return [b"mine"]
+
+
 def losing_large(overtake, start_response):
     start_response("200 OK", [TEXT])
     overtake()
@@ -987,7 +1086,8 @@ def losing_written(overtake, start_response):
 
 
 @pytest.mark.parametrize(
-    "first", [losing_whole, losing_stream, losing_lazy_stream, losing_large, losing_written]
+    "first",
+    [losing_whole, losing_stream, losing_twice, losing_lazy_stream, losing_large, losing_written],
 )
 def test_who_was_overtaken_answers_what_is_recorded(first):
     overtaken = Overtaken(first)
