@@ -14,6 +14,7 @@ part of its response.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import logging
@@ -30,7 +31,7 @@ from semel.guard import require
 from semel.http import protocol
 from semel.http.body import PIECE, Body, check_length
 from semel.http.exchange import Exchange, Pace
-from semel.http.protocol import Refusal, Request, Response
+from semel.http.protocol import Header, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
     checked_tenant,
@@ -138,13 +139,21 @@ def path_of(environ: Environ) -> str:
 
 
 def request_of(environ: Environ) -> Request:
-    headers = tuple(
-        (name.removeprefix("HTTP_").replace("_", "-").lower().encode(), content.encode("latin-1"))
+    headers = [
+        (header, content.encode("latin-1"))
         for name, content in environ.items()
-        if name.startswith("HTTP_") or (name in UNPREFIXED and content)
-    )
+        if (header := header_named(name)) and (content or name not in UNPREFIXED)
+    ]
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     return Request(environ["REQUEST_METHOD"], path_of(environ), query, headers, environ)
+
+
+@functools.lru_cache(maxsize=1024)  # clients choose the names, and mostly the same
+def header_named(name: str) -> bytes | None:
+    """The header behind a name in an environ, if it is one's."""
+    if name.startswith("HTTP_") or name in UNPREFIXED:
+        return name.removeprefix("HTTP_").replace("_", "-").lower().encode("latin-1")
+    return None
 
 
 def tenant_of(scope: Scope, request: Request) -> str:
@@ -278,6 +287,7 @@ class Conversation:
         self._rest: Iterator[bytes] = iter(())
         self._status = ""
         self._headers: Headers = []
+        self._raw_headers: tuple[Header, ...] = ()
         self._pieces: list[bytes] = []
         self._size = 0
         self._lingers_until = 0.0
@@ -367,9 +377,10 @@ class Conversation:
         elif self._status:
             raise AssertionError("start_response was called a second time, without exc_info")
         self._status, self._headers = status, list(headers)
+        self._raw_headers = tuple((n.encode("latin-1"), c.encode("latin-1")) for n, c in headers)
         if self._live is not None:
             self._live = self._start_response(status, headers, exc_info)
-        elif not self._exchange.closed and is_stream(self._response(None).headers):
+        elif not self._exchange.closed and is_stream(self._raw_headers):
             self._go_live()
         return self.write
 
@@ -408,7 +419,7 @@ class Conversation:
         return now >= self._lingers_until and not self._has_length()
 
     def _has_length(self) -> bool:
-        return any(name.lower() == "content-length" for name, _ in self._headers)
+        return any(name.lower() == b"content-length" for name, _ in self._raw_headers)
 
     # How a response leaves.
 
@@ -432,8 +443,7 @@ class Conversation:
             self._pieces = []
 
     def _response(self, body: bytes | None) -> Response:
-        headers = tuple((name.encode("latin-1"), c.encode("latin-1")) for name, c in self._headers)
-        return Response(int(self._status[:3]), headers, body)
+        return Response(int(self._status[:3]), self._raw_headers, body)
 
 
 def names(rule: Rule, status: int) -> bool:
