@@ -27,7 +27,7 @@ from semel.keys import make_key, new_attempt
 from semel.outbox import Event, Outbox
 from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import SyncLines, carry, open_engine, parse, with_driver
-from semel.stores.sql.outbox_watermark import LOCKED, decided
+from semel.stores.sql.outbox_watermark import KEY, LOCKED, decided
 from semel.values import Kept, Outcome, State, Terms
 
 pytestmark = pytest.mark.contract
@@ -827,6 +827,22 @@ async def test_writers_of_overlapping_aggregates_never_deadlock(desk):
         assert numbers == list(range(1, len(numbers) + 1)), "ids and numbers in the same order"
 
 
+async def test_writers_of_the_same_unordered_ids_never_deadlock(desk):
+    """No counter keeps these apart, and each waits for whoever has put an id before."""
+
+    async def writer(seed, ids):
+        shuffled = random.Random(seed).sample(ids, len(ids))
+        await desk.add_and_commit(*(placed(id=id, ordered=False) for id in shuffled))
+
+    ids = [f"e-{n}" for n in range(400)]
+    if desk.colour == "sync":
+        runs = [asyncio.to_thread(asyncio.run, writer(n, ids)) for n in range(6)]
+    else:
+        runs = [writer(n, ids) for n in range(6)]
+    await asyncio.gather(*runs)
+    assert len(desk.rows()) == len(ids)
+
+
 # --- how far a reader may go --------------------------------------------------------------------
 
 
@@ -929,6 +945,44 @@ async def test_strangers_hold_nobody_up(postgres_desk):
         assert Reader(desk).go_on() == ["1", "2"]
         assert desk.decided() == 2
     engine.dispose()
+
+
+async def test_another_database_of_the_server_holds_nobody_up(postgres_desk, postgres_server):
+    """One that was copied from ours has a sequence of the same number, and so the same keys."""
+    desk = postgres_desk
+    select = f"SELECT {KEY} AS key FROM event_outbox_id_seq AS s"
+    [row] = desk.ask(select)
+    engine = sa.create_engine(with_driver(desk.url.set(database="postgres"), "sync"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({row['key']})")
+        await desk.add_and_commit(placed("1"))
+        assert desk.decided() == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("after", [1, 2])
+async def test_a_writer_that_comes_while_the_reader_looks_is_not_passed_over(postgres_desk, after):
+    """The sequence, then the locks: the other way round, it is in neither."""
+    desk = postgres_desk
+    reader, held, asked = Reader(desk), Paused(desk), []
+    with contextlib.ExitStack() as held_back:
+
+        class Meddled:
+            dialect = desk.lines.dialect
+
+            def __init__(self, link):
+                self.link = link
+
+            async def fetch(self, statement, params=()):
+                rows = await self.link.fetch(statement, params)
+                asked.append(statement)
+                if len(asked) == after:
+                    held_back.enter_context(held.holding(placed("1")))
+                return rows
+
+        desk.decided = lambda: run(carry(desk.lines, lambda link: decided(Meddled(link)), SYNC))
+        assert reader.go_on() == []
+    assert reader.go_on() == ["1"]
 
 
 async def test_nothing_is_passed_over_while_many_write(postgres_desk):

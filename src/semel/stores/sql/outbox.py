@@ -174,7 +174,6 @@ def _number(savepoint: str) -> int:
 def _listen(engine: sa.Engine) -> None:
     if not event.contains(engine, "commit", _commit):
         event.listen(engine, "rollback_savepoint", _rollback_savepoint)
-        event.listen(engine, "release_savepoint", _release_savepoint)
         event.listen(engine, "commit", _commit)
 
 
@@ -184,14 +183,12 @@ def _waiting_on(connection: sa.Connection) -> list[Held]:
 
 
 def _rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
+    """Drop what was added in it, or in one inside it: those have larger numbers, released or not.
+
+    One that was released keeps its number, and no later savepoint has a smaller one.
+    """
     waiting = _waiting_on(connection)
     waiting[:] = [held for held in waiting if held.depth < _number(name)]
-
-
-def _release_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
-    """They belong to whatever is around it, which has a smaller number, and now the next one."""
-    for held in _waiting_on(connection):
-        held.depth = min(held.depth, _number(name) - 1)
 
 
 def _commit(connection: sa.Connection) -> None:

@@ -36,7 +36,9 @@ _PLACE = "(mod(s.tableoid::int8, 32767) + 1)"
 
 _LAST = "(s.last_value - (NOT s.is_called)::int)"
 
-LOCKED = f"pg_advisory_xact_lock_shared(({_PLACE} << 48) | {_LAST})::text"
+KEY = f"(({_PLACE} << 48) | {_LAST})"
+
+LOCKED = f"pg_advisory_xact_lock_shared({KEY})::text"
 """For a writer, over the sequence as `s`: held from here to the end of the transaction."""
 
 _ASKED = f"SELECT {_LAST}, {_PLACE}, pg_is_in_recovery() FROM {ID_SEQUENCE} AS s"  # noqa: S608
