@@ -316,6 +316,27 @@ async def test_an_expired_response_is_gone_and_its_key_is_free(url, session):
     assert charges(url) == 2
 
 
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+async def test_a_renewal_under_an_older_snapshot_is_told_and_can_be_tried_again(url):
+    engine = create_async_engine(
+        with_driver(parse(url), "async"), isolation_level="REPEATABLE READ"
+    )
+    try:
+        async with AsyncSession(engine) as session:
+            idempotency = SqlAlchemyIdempotency(session)
+            await lock(idempotency)
+            await session.execute(CHARGE)
+            (call,) = session.info["semel.held"].calls.values()
+            await call._renew()
+            with pytest.raises(StoreUnavailableError, match="roll it back and call again"):
+                await store(idempotency)
+            assert (charges(url), record(url).state) == (0, "FAILED")
+            await settled(session, idempotency)
+        assert charges(url) == 1
+    finally:
+        await engine.dispose()
+
+
 # --- committing ---------------------------------------------------------------------------------
 
 
