@@ -463,11 +463,28 @@ def _check_session(dependant: Dependant, door: Idempotency) -> None:
 # --- OpenAPI ------------------------------------------------------------------------------------
 
 
+# FastAPI's own answer to a body that is not even text. It goes without saying, until something
+# else is said of 400.
+UNREADABLE: dict[str, Any] = {
+    "responses": {
+        "400": {
+            "content": {
+                "application/json": {
+                    "schema": {"type": "object", "properties": {"detail": {"type": "string"}}}
+                }
+            }
+        }
+    }
+}
+
+
 def _describe(placed: Any, ruling: Ruling) -> None:
     given = placed.openapi_extra or {}
     if "x-idempotency-retention" not in given:  # else by the route itself, before it was included
         told = {str(status) for status in placed.responses}
         placed.openapi_extra = openapi.operation(ruling, _success(placed), told)
+        if placed.body_field is not None:
+            deep_dict_update(placed.openapi_extra, UNREADABLE)
         deep_dict_update(placed.openapi_extra, given)
     # Under a name that is no status: the schema becomes a component, and no response changes.
     placed.response_fields = {

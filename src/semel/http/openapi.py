@@ -16,6 +16,9 @@ from semel.http.rule import Ruling
 SCHEMA = "IdempotencyProblem"
 PROBLEM_JSON = "application/problem+json"
 
+# A string in double quotes, or a bare word, as `protocol.parse_key` takes them.
+PATTERN = r'^("([ !#-\[\]-~]|\\["\\])+"|[!#-+\--:<-\[\]-~]+)$'
+
 # Told with a moment at which asking again makes sense.
 RETRIED = ("in-progress", "store-unavailable")
 
@@ -54,7 +57,12 @@ def parameter(ruling: Ruling) -> dict[str, Any]:
             "A new random string, such as a UUID, for every new request, and the same one when "
             f"that request is sent again. {retention(ruling)}"
         ),
-        "schema": {"type": "string", "minLength": 1, "maxLength": keys.LIMIT},
+        "schema": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": keys.LIMIT,
+            "pattern": PATTERN,
+        },
         "example": "8e03978e-40d5-43dd-bc93-6894a57f9324",
     }
 
