@@ -1,6 +1,7 @@
 # One command per wish; each sets itself up. A fresh Debian needs python3, python3-venv and make.
 #
 #   make demo      watch one charge survive a crash; needs Python and nothing else
+#   make example   start an API that uses it all: make example NAME=orders_api
 #   make check     everything CI looks at before it runs a test
 #   make test      every test, on real servers that are fetched and started privately
 #   make matrix    the storage contract on every engine that can be had
@@ -14,19 +15,22 @@ PYTHON ?= python3
 ARGS ?=
 # Two workers, each with servers of its own: the third would wait for the disk.
 WORKERS ?= 2
+# Which folder of examples/ to start
+NAME ?= orders_api
 
-VENV  := .venv
-BENCH := .venv-bench
-BARE  := .venv-bare
-BIN   := $(VENV)/bin
-PIP   := -m pip --disable-pip-version-check --no-input -q
+VENV    := .venv
+BENCH   := .venv-bench
+EXAMPLE := .venv-example
+BARE    := .venv-bare
+BIN     := $(VENV)/bin
+PIP     := -m pip --disable-pip-version-check --no-input -q
 
 # A server that cannot be had is an error here, not a skipped test.
 REQUIRED := redis,valkey,postgres,mariadb
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check lint types layers bare edges test matrix torture bench servers setup clean
+.PHONY: help demo example check lint types layers bare edges test matrix torture bench servers setup clean
 
 help:
 	@sed -n '2,/^$$/s/^#  *//p' Makefile
@@ -50,6 +54,9 @@ $(BIN)/python:
 $(BENCH)/bin/python:
 	$(call new_venv,$(BENCH))
 
+$(EXAMPLE)/bin/python:
+	$(call new_venv,$(EXAMPLE))
+
 $(VENV)/.dev: requirements/dev.txt requirements/constraints.txt | $(BIN)/python
 	$(BIN)/python $(PIP) install -r requirements/dev.txt
 	@touch $@
@@ -70,6 +77,11 @@ $(VENV)/.semel: pyproject.toml $(VENV)/.dev
 $(BENCH)/.semel: requirements/bench.txt pyproject.toml | $(BENCH)/bin/python
 	$(BENCH)/bin/python $(PIP) install -r requirements/bench.txt
 	$(BENCH)/bin/python $(PIP) install --no-deps -e .
+	@touch $@
+
+$(EXAMPLE)/.semel: requirements/examples.txt requirements/constraints.txt pyproject.toml | $(EXAMPLE)/bin/python
+	$(EXAMPLE)/bin/python $(PIP) install -r requirements/examples.txt
+	$(EXAMPLE)/bin/python $(PIP) install --no-deps -e .
 	@touch $@
 
 setup: $(VENV)/.semel $(VENV)/.servers
@@ -134,6 +146,10 @@ bench: $(BENCH)/.semel
 demo:
 	@PYTHONPATH=src $(PYTHON) examples/charge_once/demo.py $(ARGS)
 
+# A server that runs until it is told to end, unless ARGS say otherwise.
+example: $(EXAMPLE)/.semel
+	@$(EXAMPLE)/bin/python examples/$(NAME) $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(BENCH) $(BARE) .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(BENCH) $(EXAMPLE) $(BARE) .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""`make example NAME=orders_api`: the orders API on 127.0.0.1, and what to type to try it.
+
+make example NAME=orders_api                                  on SQLite, in build/orders_api
+make example NAME=orders_api ARGS="--url postgresql://..."    on PostgreSQL
+make example NAME=orders_api ARGS=try                         watch it being retried and killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+HINT = """
+  The orders API is at {url} (its documentation: {url}/docs)
+  Its rows are in {database}
+
+  Order something; send the same again, and again:
+
+    curl -i {url}/orders -H 'X-API-Key: key-of-ann' -H 'Content-Type: application/json' \\
+      -H 'Idempotency-Key: "order-1"' -d '{{"item": "book", "cents": 4000, "card": "visa-1"}}'
+
+  The same key for something else, without a key, with an unknown API key, with no money:
+
+    curl -i {url}/orders -H 'X-API-Key: key-of-ann' -H 'Content-Type: application/json' \\
+      -H 'Idempotency-Key: "order-1"' -d '{{"item": "pen", "cents": 100, "card": "visa-1"}}'
+    curl -i {url}/orders -H 'X-API-Key: key-of-ann' -H 'Content-Type: application/json' \\
+      -d '{{"item": "pen", "cents": 100, "card": "visa-1"}}'
+    curl -i {url}/orders -H 'X-API-Key: key-of-eve' -H 'Content-Type: application/json' \\
+      -H 'Idempotency-Key: "order-1"' -d '{{"item": "book", "cents": 4000, "card": "visa-1"}}'
+    curl -i {url}/orders -H 'X-API-Key: key-of-ann' -H 'Content-Type: application/json' \\
+      -H 'Idempotency-Key: "order-2"' -d '{{"item": "car", "cents": 900000, "card": "empty"}}'
+
+  What there is:
+
+    curl -s {url}/orders -H 'X-API-Key: key-of-ann'
+
+  Ctrl-C ends it. `make example NAME=orders_api ARGS=try` shows what happens when it is killed.
+"""
+
+
+def main() -> None:
+    args = arguments()
+    if args.what == "try":
+        import demo
+
+        sys.exit(demo.main())
+    folder = Path("build", "orders_api").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    default = args.url or f"sqlite:///{folder}/orders.db"
+    os.environ.setdefault("ORDERS_URL", default)
+    os.environ.setdefault("BANK_URL", args.url or f"sqlite:///{folder}/bank.db")
+    import sqlalchemy as sa
+    import uvicorn
+
+    shown = sa.make_url(os.environ["ORDERS_URL"]).render_as_string(hide_password=True)
+    print(HINT.format(url=f"http://127.0.0.1:{args.port}", database=shown), flush=True)
+    uvicorn.run("shop:app", host="127.0.0.1", port=args.port, app_dir=str(HERE))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="orders_api", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("serve", "try"), default="serve")
+    parser.add_argument("--url", help="a PostgreSQL URL; without it, SQLite in build/orders_api")
+    parser.add_argument("--port", type=int, default=8000)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
