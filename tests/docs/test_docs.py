@@ -142,6 +142,7 @@ def test_the_tutorials_killed_process_is_shown_whole_and_ends_as_told(tmp_path):
 def test_a_snippet_runs(snippet, tmp_path):
     done = execute(snippet, tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_all_pages_can_be_tried_in_one_folder_twice(tmp_path):

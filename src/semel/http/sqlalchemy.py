@@ -332,7 +332,7 @@ class _Locks(Seal):
             call.answered = True
 
 
-# --- the seed's names ---------------------------------------------------------------------------
+# --- step by step -------------------------------------------------------------------------------
 
 
 class IdempotencyStore(Protocol):

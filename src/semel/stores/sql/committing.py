@@ -424,7 +424,8 @@ def _ended(claim: Claim) -> SettingsError:
         f"the session was ended before the response of {claim.key.text!r} was recorded, so its "
         "rows are gone and nothing was recorded. Keep it open until the response is recorded: "
         "whoever made it must not close or roll it back earlier (in FastAPI, a dependency with "
-        'yield and without scope="function")'
+        'yield and without scope="function"; in Flask, a session of your own instead of one that '
+        "ends with the app context)"
     )
 
 

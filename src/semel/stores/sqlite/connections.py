@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import threading
 import time
 import weakref
@@ -207,7 +208,9 @@ class Connections:
                 self._open.discard(cursor)
                 cursor.connection.close()
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # our own module may be empty by now, and the process takes the rest
+            return
         if self._pid == os.getpid():
             self._drain()
         else:
