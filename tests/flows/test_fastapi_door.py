@@ -91,6 +91,26 @@ async def test_a_repeated_request_gets_the_first_response(shop):
     assert len(shop.seen) == 1
 
 
+async def test_a_first_request_takes_two_round_trips_a_replay_one_and_no_key_none(
+    shop, monkeypatch
+):
+    ledger, asked = shop.store.ledger(ASYNC), []
+
+    def counted(verb, real):
+        def ask(*args, **kwargs):
+            asked.append(verb)
+            return real(*args, **kwargs)
+
+        return ask
+
+    for verb in ("claim", "complete", "release", "renew", "note"):
+        monkeypatch.setattr(ledger, verb, counted(verb, getattr(ledger, verb)))
+    for key, expected in (("k", ["claim", "complete"]), ("k", ["claim"]), (None, [])):
+        asked.clear()
+        assert (await shop.post(key=key)).status_code == 201
+        assert asked == expected
+
+
 async def test_the_key_is_the_same_in_quotes_and_another_for_another_tenant(shop):
     await shop.post(key="k")
     assert replayed(await shop.post(key='"k"'))
@@ -332,6 +352,25 @@ async def test_exception_handlers_of_the_app_answer_and_are_recorded(shop, idemp
     assert (first.status_code, first.content) == (second.status_code, second.content)
     assert replayed(second)
     assert shop.seen == ["handler"]
+
+
+async def test_a_replay_or_refusal_is_no_exception_to_the_app(shop):
+    @shop.app.exception_handler(HTTPException)
+    async def seen(_request: Request, error: HTTPException):
+        shop.seen.append(error)
+        return JSONResponse({}, error.status_code)
+
+    @shop.app.exception_handler(Exception)
+    async def unexpected(_request: Request, error: Exception):
+        shop.seen.append(error)
+        return JSONResponse({}, 500)
+
+    await shop.post(key="k")
+    shop.seen.clear()
+    assert replayed(await shop.post(key="k"))
+    assert name(await shop.post(key="k", json={"item": "pen", "amount": 1})) == "key-reused"
+    assert name(await shop.post(key='"')) == "key-malformed"
+    assert shop.seen == []
 
 
 async def test_a_handler_of_invalid_requests_can_still_read_the_body(shop, idempotency):

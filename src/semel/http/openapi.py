@@ -89,11 +89,12 @@ def duration(seconds: float) -> str:
 
 def problems(ruling: Ruling) -> Iterator[str]:
     """The names of what may be said instead of a response, under this rule."""
+    on_crash = ruling.on_error if ruling.rule.on_crash is None else ruling.rule.on_crash
     never = {
         "key-missing": not ruling.required,
         "body-malformed": ruling.fingerprint != "json",
-        "outcome-unknown": not ruling.policy.terms.hold,
-        "interrupted": ruling.on_error != "store" and ruling.rule.on_crash != "store",
+        "outcome-unknown": on_crash in ("release", "store"),
+        "interrupted": "store" not in (ruling.on_error, on_crash),
     }
     return (name for name in PROBLEMS if not never.get(name, False))
 
