@@ -112,6 +112,7 @@ def run(port: int, pid: int, phase: Phase, *, connections: int, seconds: int, st
         [
             binary.path,
             *("-t", "1", "-c", str(connections), "-d", f"{seconds}s", "-s", SCRIPT),
+            *("--timeout", "10s"),
             *(f"http://127.0.0.1:{port}", "--", phase, stamp, str(RECORDED)),
         ],
         env=binary.environment(),
