@@ -335,7 +335,17 @@ def test_a_named_test_exists(node):
         assert inside[1] in functions(classes(path)[inside[0]].body) | CONTRACT
 
 
-@pytest.mark.parametrize("heading", ["The guard", "The stores", "The bound store"])
+GAPS = [
+    "The guard",
+    "The stores",
+    "The bound store",
+    "The door for requests",
+    "The door and your transaction",
+    "The client",
+]
+
+
+@pytest.mark.parametrize("heading", GAPS)
 def test_every_gap_names_its_test(heading):
     found = rows(GUARANTEES, heading)
     assert found
