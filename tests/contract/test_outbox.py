@@ -444,6 +444,18 @@ async def test_a_savepoint_of_the_connection_drops_events_of_a_joined_session(de
     assert desk.told() == []
 
 
+@pytest.mark.parametrize("desk", ["async"], indirect=True)
+async def test_a_session_whose_connection_began_anew_commits_its_events(desk):
+    async with desk.engine.connect() as connection:
+        await connection.begin()
+        async with desk.session(connection, join_transaction_mode="control_fully") as session:
+            OUTBOX.add(session, placed())
+            await connection.rollback()
+            await connection.begin()
+            await session.commit()
+    assert desk.told() == [("7", 1)]
+
+
 async def test_events_added_while_the_session_flushes_are_committed(desk):
     """As a listener of the application's own does it, in the middle of a commit."""
     registry = sa.orm.registry()
@@ -467,19 +479,14 @@ async def test_events_added_while_the_session_flushes_are_committed(desk):
     registry.dispose()
 
 
+@pytest.mark.parametrize("desk", ["async"], indirect=True)
 async def test_the_sync_side_of_an_async_session_will_do(desk):
-    if desk.colour == "sync":
-        session = desk.session()
-        OUTBOX.add(session, placed())
-        session.commit()
-        session.close()
-    else:
-        async with desk.session() as session:
-            OUTBOX.add(session.sync_session, placed())
-            await session.commit()
-            await session.run_sync(lambda sync: OUTBOX.add(sync, placed("8")))
-            await session.commit()
-    assert ("7", 1) in desk.told()
+    async with desk.session() as session:
+        OUTBOX.add(session.sync_session, placed())
+        await session.commit()
+        await session.run_sync(lambda sync: OUTBOX.add(sync, placed("8")))
+        await session.commit()
+    assert desk.told() == [("7", 1), ("8", 1)]
 
 
 # --- refused ------------------------------------------------------------------------------------
@@ -638,10 +645,6 @@ class Paused:
         self.desk = desk
         self.written, self.go_on = threading.Event(), threading.Event()
         self.engine = desk.new_engine()
-        with self.engine.begin() as connection:  # from now on the outbox hears of commits first
-            OUTBOX.add(connection, placed("warm-up"))
-            connection.rollback()
-        sa.event.listen(self.engine, "commit", self.pause)
 
     def pause(self, _):
         self.written.set()
@@ -651,7 +654,12 @@ class Paused:
         with Session(self.engine) as session:
             for event in events:
                 OUTBOX.add(session, event)
-            session.commit()
+            self.commit_paused(session)
+
+    def commit_paused(self, session):
+        # Behind the outbox, which listens since the first event.
+        sa.event.listen(session.connection(), "commit", self.pause)
+        session.commit()
 
     @contextlib.contextmanager
     def holding(self, *events):
@@ -895,7 +903,7 @@ async def test_a_savepoint_that_was_rolled_back_leaves_the_writer_guarded(postgr
                 OUTBOX.add(session, placed("dropped"))
                 raise LookupError
             OUTBOX.add(session, placed("first"))
-            session.commit()
+            held.commit_paused(session)
 
     held.commit = commit
     with held.holding():
@@ -909,13 +917,13 @@ async def test_a_writer_that_is_rolled_back_at_last_holds_nobody_up(postgres_des
     reader, held = Reader(desk), Paused(desk)
 
     def refuse(_):
+        held.pause(_)
         raise LookupError
-
-    sa.event.listen(held.engine, "commit", refuse)
 
     def commit():
         with contextlib.suppress(LookupError), Session(held.engine) as session:
             OUTBOX.add(session, placed("never"))
+            sa.event.listen(session.connection(), "commit", refuse)
             session.commit()
 
     held.commit = commit
@@ -1057,19 +1065,15 @@ from semel.outbox import Event, Outbox
 engine = sa.create_engine(sys.argv[1])
 outbox = Outbox(routes={"placed": "orders"})
 
-with engine.connect() as connection:
-    outbox.add(connection, Event("placed", "order", "warm-up", {}))
-    connection.rollback()
-
 def kill(connection):
     [count] = connection.exec_driver_sql("SELECT count(*) FROM event_outbox").one()
     print("written", count, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-sa.event.listen(engine, "commit", kill)
 with Session(engine) as session, session.begin():
     session.execute(sa.text("INSERT INTO orders VALUES (1)"))
     outbox.add(session, Event("placed", "order", "7", {}))
+    sa.event.listen(session.connection(), "commit", kill)
 """
 
 

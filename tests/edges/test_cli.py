@@ -664,6 +664,23 @@ def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
     assert answer("db", "check", url) == {"ok": True, "version": 1, "problems": []}
 
 
+def test_tables_of_a_release_before_the_outbox_are_upgraded(tmp_path):
+    path = tmp_path / "a.db"
+    url = f"sqlite+pysqlite:///{path}"
+    assert semel_cli("db", "init", url).exit_code == 0
+    older = sqlite3.connect(path)
+    older.executescript(
+        "DROP TABLE event_outbox; DROP TABLE event_outbox_seq; "
+        "DELETE FROM semel_schema WHERE part = 'outbox'"
+    )
+    older.close()
+    missing = semel_cli("db", "check", url)
+    assert missing.exit_code == 1
+    assert "outbox: schema version is 0, wanted 1; run `semel db upgrade URL`" in missing.stderr
+    assert answer("db", "upgrade", url) == {"ok": True, "version": 1, "problems": []}
+    assert answer("db", "check", url)["ok"]
+
+
 @pytest.fixture(params=["sqlite", "file"])
 def disk_url(request, tmp_path):
     return open_url(request, tmp_path, request.param)

@@ -40,17 +40,17 @@ __all__ = ["Entry", "collect"]
 class Held:
     """An event, and how deep in savepoints it was added.
 
-    `owner` is the async session's transaction that it still waits with, if it does.
+    `owner` is the async session's transaction that it still waits with, if it does; `hung_on` the
+    database's transaction that knows of it.
     """
 
-    __slots__ = ("depth", "entry", "owner")
+    __slots__ = ("depth", "entry", "hung_on", "owner")
 
-    def __init__(
-        self, entry: Entry, depth: int = 0, owner: orm.SessionTransaction | None = None
-    ) -> None:
+    def __init__(self, entry: Entry, owner: orm.SessionTransaction | None = None) -> None:
         self.entry = entry
-        self.depth = depth
+        self.depth = 0
         self.owner = None if owner is None else weakref.ref(owner)
+        self.hung_on: weakref.ref[RootTransaction] | None = None
 
     @property
     def stands(self) -> bool:
@@ -74,10 +74,13 @@ def collect(session: Session, entry: Entry) -> None:
     given = _sync_side(session)
     if isinstance(given, sa.Connection):
         _hang(Held(entry), given)
-    elif _can_wait(given.get_bind().dialect):
+        return
+    bind = _bind_of(given)
+    if _can_wait(bind.dialect):
         _hang(Held(entry), given.connection())
     else:
-        _wait_with(given, entry)
+        refuse_autocommit(bind)
+        _wait_with(given, bind, entry)
 
 
 # --- what one can be given ----------------------------------------------------------------------
@@ -91,10 +94,8 @@ def _sync_side(session: Session) -> orm.Session | sa.Connection:
         given = given.sync_connection or given
     elif isinstance(given, AsyncSession):
         given = given.sync_session
-    if isinstance(given, sa.Connection):
+    if isinstance(given, sa.Connection | orm.Session):
         return given
-    if isinstance(given, orm.Session):
-        return _refuse_session(given)
     raise SettingsError(
         f"an event cannot be added to {_named(given)}; give the SQLAlchemy session or connection "
         "whose transaction is to carry it"
@@ -106,18 +107,17 @@ def _named(given: Any) -> str:
     return f"{name} that is not open yet" if isinstance(given, AsyncConnection) else f"a {name}"
 
 
-def _refuse_session(session: orm.Session) -> orm.Session:
+def _bind_of(session: orm.Session) -> sa.Engine | sa.Connection:
     if session.twophase:
         raise _two_phases()
     try:
-        refuse_autocommit(session.get_bind())
+        return session.get_bind()
     except exc.UnboundExecutionError as error:
         raise SettingsError(
             "this session has several engines and none for everything, so it is not clear which "
             "transaction is to carry the event; give the connection: "
             "add(session.connection(bind_arguments={...}), event)"
         ) from error
-    return session
 
 
 def _two_phases() -> SettingsError:
@@ -136,17 +136,27 @@ def _can_wait(dialect: sa.Dialect) -> bool:
 
 
 def _hang(held: Held, connection: sa.Connection) -> None:
+    held.owner = None
+    _put_on(connection.get_transaction() or _begun(connection), held, connection)
+
+
+def _put_on(transaction: RootTransaction, held: Held, connection: sa.Connection) -> None:
+    waiting = _on_connection.get(transaction)
+    if waiting is None:
+        _refuse_transaction(transaction, connection)
+        _listen(connection)
+        waiting = _on_connection[transaction] = []
+    held.depth = _depth(connection)
+    if held.hung_on is None or held.hung_on() is not transaction:
+        held.hung_on = weakref.ref(transaction)
+        waiting.append(held)
+
+
+def _refuse_transaction(transaction: RootTransaction, connection: sa.Connection) -> None:
     dialect_named(connection.dialect.name)
     refuse_autocommit(connection)
-    transaction = connection.get_transaction() or _begun(connection)
     if isinstance(transaction, TwoPhaseTransaction):
         raise _two_phases()
-    _listen(connection.engine)
-    held.depth = _depth(connection)
-    held.owner = None
-    waiting = _on_connection.setdefault(transaction, [])
-    if held not in waiting:
-        waiting.append(held)
 
 
 def _begun(connection: sa.Connection) -> RootTransaction:
@@ -171,10 +181,11 @@ def _number(savepoint: str) -> int:
     return int(savepoint.rpartition("_")[2])
 
 
-def _listen(engine: sa.Engine) -> None:
-    if not event.contains(engine, "commit", _commit):
-        event.listen(engine, "rollback_savepoint", _rollback_savepoint)
-        event.listen(engine, "commit", _commit)
+def _listen(connection: sa.Connection) -> None:
+    """On this connection only: who has no events pays nothing, and nobody else is listening in."""
+    if not event.contains(connection, "commit", _commit):
+        event.listen(connection, "rollback_savepoint", _rollback_savepoint)
+        event.listen(connection, "commit", _commit)
 
 
 def _waiting_on(connection: sa.Connection) -> list[Held]:
@@ -244,18 +255,15 @@ def _no_table() -> NoTableError:
 # --- with an async session that has no connection yet -------------------------------------------
 
 
-def _wait_with(session: orm.Session, entry: Entry) -> None:
+def _wait_with(session: orm.Session, bind: sa.Engine | sa.Connection, entry: Entry) -> None:
     transaction = _transaction_of(session)
-    held = Held(entry, owner=transaction)
+    held = Held(entry, transaction)
     _on_session.setdefault(transaction, []).append(held)
     if not event.contains(session, "before_commit", _before_commit):
         event.listen(session, "before_commit", _before_commit)
-    bind = session.get_bind()
     if isinstance(bind, sa.Connection) and (around := bind.get_transaction()) is not None:
         # Whoever began that one may commit it without asking the session.
-        _listen(bind.engine)
-        held.depth = _depth(bind)
-        _on_connection.setdefault(around, []).append(held)
+        _put_on(around, held, bind)
 
 
 def _transaction_of(session: orm.Session) -> orm.SessionTransaction:
