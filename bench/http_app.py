@@ -80,9 +80,14 @@ def semel(app: FastAPI, store: str) -> None:
 
 def _semel_store(url: str) -> Any:
     import semel
+
+    if not url.startswith("postgres"):
+        # Nothing that is not used is imported: what an app has loaded, its garbage collector
+        # looks at.
+        return semel.connect(url)
     from semel.stores.sql import SQLStore
 
-    return SQLStore(url, create=True) if url.startswith("postgres") else semel.connect(url)
+    return SQLStore(url, create=True)
 
 
 def idemkit(app: FastAPI, store: str) -> None:
@@ -98,12 +103,13 @@ def idemkit(app: FastAPI, store: str) -> None:
 
 def _idemkit_backend(url: str) -> Any:
     from idemkit import PostgresBackend, RedisBackend
-    from idemkit.backends.postgres import init_pg
 
     if not url.startswith("postgres"):
         # With redis-py's own limit of 100 it answers 503 to some of 64 callers: it has sent a
         # response, and the next request is there, while it still records the last one.
         return RedisBackend.from_url(url, max_connections=CONNECTIONS)
+    from idemkit.backends.postgres import init_pg
+
     asyncio.run(init_pg(url))
     return PostgresBackend.from_url(url)
 
