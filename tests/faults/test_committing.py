@@ -375,8 +375,58 @@ async def test_savepoints_are_the_handlers_own(url, desk):
     won = await desk.claim()
     ledger = desk.bind()
     await desk.on(work)
+    assert charges(url) == 0
     assert await ledger.complete(won.claim, CREATED) == Kept()
     assert charges(url) == 1
+
+
+def insert_in_a_savepoint(session):
+    with session.begin_nested():
+        session.execute(sa.text(INSERT))
+
+
+@on_one_database
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+async def test_a_released_savepoint_commits_nothing_by_itself(url, desk, used):
+    """Python's SQLite driver begins no transaction for a savepoint, and its release is a commit."""
+    if used:  # by whoever looked up the user
+        await desk.insert("SELECT count(*) FROM charge")
+    won = await desk.claim()
+    ledger = desk.bind()
+    await desk.on(insert_in_a_savepoint)
+    assert charges(url) == 0
+    await ledger.release(won.claim)
+    assert charges(url) == 0
+
+
+@on_one_database
+async def test_nor_does_it_in_a_session_that_is_bound_without_a_commit(url, mode):
+    desk = DESKS[mode](url)
+    if mode == "thread":
+        desk.colour = SYNC
+    try:
+        ledger = desk.store.bind(desk.session).ledger(desk.colour)
+        won = await ledger.claim(KEY, attempt=new_attempt(), terms=TERMS)
+        await desk.on(insert_in_a_savepoint)
+        assert charges(url) == 0
+        assert await ledger.complete(won.claim, CREATED) == Kept()
+        assert (charges(url), record(url).state) == (0, State.PENDING)
+        await desk.on(Session.commit)
+        assert (charges(url), record(url).state) == (1, State.COMPLETED)
+    finally:
+        await desk.close()
+
+
+@on_one_database
+async def test_a_commit_past_a_session_that_was_used_before_it_was_bound(url, desk):
+    await desk.insert("SELECT count(*) FROM charge")
+    won = await desk.claim()
+    ledger = desk.bind()
+    await desk.insert()
+    with pytest.raises(SettingsError, match="Return instead"):
+        await desk.on(commit_below)
+    await ledger.release(won.claim)
+    assert charges(url) == 0
 
 
 @on_one_database
@@ -678,6 +728,34 @@ async def test_a_commit_that_never_arrives_has_not_happened(served, network, mod
         await desk.close()
 
 
+def answer_for_it(url):
+    """Somebody else takes over and is done first."""
+    answers = []
+    wait_until(
+        lambda: answers.append(claimed(url)) or isinstance(answers[-1], Won), "the row to be free"
+    )
+    store = SQLStore(url)
+    try:
+        assert run(store.ledger(SYNC).complete(answers[-1].claim, REFUSED)) == Kept()
+    finally:
+        store.close()
+
+
+async def test_a_commit_that_never_arrives_adopts_what_another_has_answered(served, network):
+    desk = SyncDesk(served, through=network.url)
+    try:
+        won = await desk.claim(Terms(lease_s=0.000001))
+        ledger = desk.bind()
+        await desk.insert()
+        network.cut_before_request(b"COMMIT")
+        event.listen(desk.session, "after_soft_rollback", lambda *_: answer_for_it(served))
+        assert await ledger.complete(won.claim, CREATED) == Lost(REFUSED)
+        assert network.cuts == 1
+        assert charges(served) == 0
+    finally:
+        await desk.close()
+
+
 @pytest.mark.parametrize("cut", ["cut_before_request", "cut_after_request"])
 async def test_when_nobody_can_be_asked_a_retry_finds_out(served, network, mode, cut, monkeypatch):
     monkeypatch.setattr(committing, "RESOLVE_WITHIN_S", 0.3)
@@ -823,6 +901,30 @@ async def test_a_cancelled_commit_is_finished_and_repeating_it_writes_nothing(ur
     assert await ledger.complete(won.claim, CREATED) == Kept()
     assert desk.log == []
     assert charges(url) == 1
+
+
+@pytest.mark.parametrize("mode", ["async", "thread"])
+async def test_a_cancelled_commit_waits_for_its_answer(served, network, mode):
+    desk = DESKS[mode](served, through=network.url)
+    try:
+        won = await desk.claim()
+        ledger = desk.bind()
+        await desk.insert()
+        event.listen(desk.sync_engine, "commit", lambda _: network.freeze())
+        task = asyncio.ensure_future(ledger.complete(won.claim, CREATED))
+        while "COMMIT" not in desk.log:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        network.pass_through()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (charges(served), record(served).outcome) == (1, CREATED)
+    finally:
+        network.pass_through()
+        await desk.close()
 
 
 @pytest.mark.parametrize("mode", ["sync"])

@@ -344,7 +344,9 @@ async def test_a_renewal_under_an_older_snapshot_is_told_and_can_be_tried_again(
 async def test_nobody_commits_between_lock_and_response(url, shop, session):
     idempotency = SqlAlchemyIdempotency(session)
     await lock(idempotency)
+    savepoint = await of(session.begin_nested())
     await of(session.execute(CHARGE))
+    await of(savepoint.commit())
     with pytest.raises(SettingsError, match="Call store_response first"):
         await of(session.commit())
     assert charges(url) == 0
@@ -495,6 +497,11 @@ async def test_a_session_that_is_used_for_ever_keeps_nothing(session):
     for number in range(3):
         await settled(session, idempotency, f"order-{number}")
         assert session.info["semel.held"].calls == {}
+    for number in range(3):
+        await lock(idempotency, f"left-{number}")
+        await of(session.execute(CHARGE))
+        await of(session.close())
+        assert len(session.info["semel.held"].calls) == 1
 
 
 # --- responses ----------------------------------------------------------------------------------

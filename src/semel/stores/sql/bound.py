@@ -18,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sqlalchemy as sa
-from sqlalchemy import exc, orm
+from sqlalchemy import event, exc, orm
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 from semel.colour import ASYNC, SYNC, Colour
@@ -169,6 +169,7 @@ class BoundLedger:
         else:
             connection = self._session.connection()
         refuse_autocommit(connection)
+        begin_before_savepoints(getattr(connection, "sync_connection", None) or connection)
         return bound_link(connection)
 
     async def _roll_back(self) -> None:
@@ -212,6 +213,21 @@ def refuse_autocommit(connection: Any) -> None:
             "the session is in AUTOCOMMIT mode, so there is no transaction to bind to; give it an "
             "engine with another isolation level"
         )
+
+
+def begin_before_savepoints(connection: sa.Connection) -> None:
+    """Python's SQLite driver begins no transaction for a savepoint, so its release would commit.
+
+    https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
+    """
+    if connection.dialect.name == "sqlite" and not event.contains(connection, "savepoint", _begin):
+        event.listen(connection, "savepoint", _begin)
+
+
+def _begin(connection: sa.Connection, _: str) -> None:
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN")
 
 
 async def recorded(link: Link, op: Completing) -> bool:

@@ -40,6 +40,7 @@ from semel.stores.sql.bound import (
     BoundLedger,
     BoundStore,
     Session,
+    begin_before_savepoints,
     bound_link,
     fitting,
     recorded,
@@ -104,6 +105,7 @@ class Seal:
         self._session = weakref.ref(session)
         self._ours = False
         self._heard: list[tuple[str, Callable[..., None]]] = []
+        self._below = _weakly(self._refuse_below)
         self.ended = False
         """Was the last transaction of the session ended, and no other begun since?"""
         self.put()
@@ -125,6 +127,8 @@ class Seal:
         self._heard = [(name, _weakly(method)) for name, method in self.listeners().items()]
         for name, listener in self._heard:
             event.listen(session, name, listener)
+        for connection in _connections(session):
+            self._watch(connection)
 
     def lift(self) -> None:
         heard, self._heard = self._heard, []
@@ -157,9 +161,14 @@ class Seal:
 
     def _connected(self, _: orm.Session, transaction: Any, connection: sa.Connection) -> None:
         if transaction.parent is None:
-            refuse_autocommit(connection)
-            # Below the session, where a commit past it is seen too.
-            event.listen(connection, "commit", _weakly(self._refuse_below))
+            self._watch(connection)
+
+    def _watch(self, connection: sa.Connection) -> None:
+        """Below the session, where a commit past it is seen too."""
+        refuse_autocommit(connection)
+        begin_before_savepoints(connection)
+        if not event.contains(connection, "commit", self._below):
+            event.listen(connection, "commit", self._below)
 
     def _begun(self, _: orm.Session, transaction: Any) -> None:
         if transaction.parent is None:
@@ -168,6 +177,12 @@ class Seal:
     def _over(self, _: orm.Session, transaction: Any) -> None:
         if transaction.parent is None:
             self.ended = True
+
+
+def _connections(session: orm.Session) -> set[sa.Connection]:
+    """What the session has connected already; it has no public word for that."""
+    transaction = session.get_transaction()
+    return {found[0] for found in getattr(transaction, "_connections", {}).values()}
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
