@@ -267,8 +267,8 @@ class OneConnection(Connections):
         if only is not None:
             only.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_only", None) is not None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending() and getattr(self, "_only", None) is not None:
             self.close()
 
     def before_fork(self) -> None:
