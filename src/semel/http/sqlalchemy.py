@@ -70,9 +70,6 @@ log = logging.getLogger("semel")
 # Apart from guards and from the doors: a request that has passed a door may lock here as well.
 NAMESPACE = "handler"
 
-# Where a session keeps what is locked through it.
-HELD = "semel.held"
-
 # How long a handler may hold a key. One that hangs is taken over when its last lease has ended.
 MAX_RUN_S = 3600
 
@@ -274,6 +271,7 @@ class _Handling(Call):
 class _Locks(Seal):
     """The keys that are locked through one session, which is not to be committed without them."""
 
+    name = "semel.held"
     refusal = (
         "this session holds a locked idempotency key whose response is not stored yet: rows that "
         "are committed without it would be written again by a retry. Call store_response first, "
@@ -286,12 +284,9 @@ class _Locks(Seal):
         self.calls: dict[bytes, _Handling] = {}
         super().__init__(session)
 
-    @classmethod
-    def of(cls, session: orm.Session) -> _Locks:
-        locks: _Locks | None = session.info.get(HELD)
-        if locks is None:
-            locks = session.info[HELD] = cls(session)
-        return locks
+    @property
+    def on(self) -> bool:
+        return not all(call.answered for call in self.calls.values())
 
     def add(self, call: _Handling) -> None:
         # What ended with an earlier transaction of a session that is used again.
@@ -304,10 +299,6 @@ class _Locks(Seal):
             "after_rollback": self._rolled_back,
             "after_commit": self._committed,
         }
-
-    def _refuse_foreign(self) -> None:
-        if not all(call.answered for call in self.calls.values()):
-            super()._refuse_foreign()
 
     def _rolled_back(self, session: orm.Session) -> None:
         self._known = session.get_nested_transaction() is None

@@ -24,9 +24,10 @@ import contextlib
 import enum
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc, orm
@@ -92,50 +93,45 @@ def _in_a_thread(session: orm.Session) -> OnSession[Any]:
     return go
 
 
-class Seal:
-    """While it is on, the session is committed by nobody but us; and it knows who ended it."""
+class Seal(ABC):
+    """While it is on, the session is committed by nobody but us; and it knows who ended it.
 
-    refusal = (
-        "this session is committed together with the response, so it must not be committed "
-        "before. Return instead: the commit is made together with the response. A savepoint "
-        "(session.begin_nested()) is fine"
-    )
+    A session keeps its seal for life: to listen to a session costs more than to ask whether the
+    seal is on.
+    """
+
+    name: ClassVar[str]
+    """Where a session keeps it."""
+    refusal: ClassVar[str]
 
     def __init__(self, session: orm.Session) -> None:
-        self._session = weakref.ref(session)
         self._ours = False
-        self._heard: list[tuple[str, Callable[..., None]]] = []
-        self._below = _weakly(self._refuse_below)
         self.ended = False
-        """Was the last transaction of the session ended, and no other begun since?"""
-        self.put()
+        """Was a transaction of the session ended since?"""
+        for name, listener in self.listeners().items():
+            event.listen(session, name, listener)
+        for connection in _connections(session):
+            self._watch(connection)
+
+    @classmethod
+    def of(cls, session: orm.Session) -> Self:
+        seal: Self | None = session.info.get(cls.name)
+        if seal is None:
+            seal = session.info[cls.name] = cls(session)
+        return seal
+
+    @property
+    @abstractmethod
+    def on(self) -> bool:
+        """Is the session to be committed by nobody else now?"""
 
     def listeners(self) -> dict[str, Callable[..., None]]:
         """Which events of the session it listens to."""
         return {
             "before_commit": self._refuse,
             "after_begin": self._connected,
-            "after_transaction_create": self._begun,
             "after_transaction_end": self._over,
         }
-
-    def put(self) -> None:
-        session = self._session()
-        if self._heard or session is None:
-            return
-        self.ended = False
-        self._heard = [(name, _weakly(method)) for name, method in self.listeners().items()]
-        for name, listener in self._heard:
-            event.listen(session, name, listener)
-        for connection in _connections(session):
-            self._watch(connection)
-
-    def lift(self) -> None:
-        heard, self._heard = self._heard, []
-        session = self._session()
-        if session is not None:
-            for name, listener in heard:
-                event.remove(session, name, listener)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -149,14 +145,10 @@ class Seal:
     def _refuse(self, session: orm.Session) -> None:
         # A savepoint that is released is no commit, and is told of as one.
         if session.get_nested_transaction() is None:
-            self._refuse_foreign()
+            self._refuse_below(None)
 
-    def _refuse_below(self, _: sa.Connection) -> None:
-        if self._heard:
-            self._refuse_foreign()
-
-    def _refuse_foreign(self) -> None:
-        if not self._ours:
+    def _refuse_below(self, _: sa.Connection | None) -> None:
+        if self.on and not self._ours:
             raise SettingsError(self.refusal)
 
     def _connected(self, _: orm.Session, transaction: Any, connection: sa.Connection) -> None:
@@ -165,14 +157,10 @@ class Seal:
 
     def _watch(self, connection: sa.Connection) -> None:
         """Below the session, where a commit past it is seen too."""
-        refuse_autocommit(connection)
+        if self.on:
+            refuse_autocommit(connection)
         begin_before_savepoints(connection)
-        if not event.contains(connection, "commit", self._below):
-            event.listen(connection, "commit", self._below)
-
-    def _begun(self, _: orm.Session, transaction: Any) -> None:
-        if transaction.parent is None:
-            self.ended = False
+        event.listen(connection, "commit", self._refuse_below)
 
     def _over(self, _: orm.Session, transaction: Any) -> None:
         if transaction.parent is None:
@@ -185,15 +173,34 @@ def _connections(session: orm.Session) -> set[sa.Connection]:
     return {found[0] for found in getattr(transaction, "_connections", {}).values()}
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A session that outlives what it was bound to is free again."""
-    known = weakref.WeakMethod(method)
+class Binding:
+    """What a seal is on for: a store that is bound, and its ledgers. Without them it is off."""
 
-    def heard(*told: Any) -> None:
-        if (alive := known()) is not None:
-            alive(*told)
+    __slots__ = ("__weakref__",)
 
-    return heard
+
+class BindingSeal(Seal):
+    """The seal of a session whose commit carries the response."""
+
+    name = "semel.bound"
+    refusal = (
+        "this session is committed together with the response, so it must not be committed "
+        "before. Return instead: the commit is made together with the response. A savepoint "
+        "(session.begin_nested()) is fine"
+    )
+    _binding: weakref.ref[Binding] | None = None
+
+    @property
+    def on(self) -> bool:
+        return self._binding is not None and self._binding() is not None
+
+    def put(self, binding: Binding) -> None:
+        self._binding = weakref.ref(binding)
+        self.ended = False
+
+    def lift(self, binding: Binding) -> None:
+        if self._binding is not None and self._binding() is binding:
+            self._binding = None
 
 
 # --- the store ----------------------------------------------------------------------------------
@@ -211,7 +218,9 @@ class CommittingStore(BoundStore):
         _refuse_autocommit_engine(sync)
         self._bound: orm.Session | AsyncSession = given
         self._store = store
-        self._seal = Seal(sync)
+        self._seal = BindingSeal.of(sync)
+        self._binding = Binding()
+        self._seal.put(self._binding)
         self._ledgers: dict[str, CommittingLedger] = {}
 
     def ledger(self, colour: Colour) -> StoreLedger:
@@ -223,7 +232,9 @@ class CommittingStore(BoundStore):
         if colour.name not in self._ledgers:
             own = cast("SQLLedger", self._store.ledger(colour))
             on_session = self._on_session(colour)
-            self._ledgers[colour.name] = CommittingLedger(own, on_session, colour, self._seal)
+            self._ledgers[colour.name] = CommittingLedger(
+                own, on_session, colour, self._seal, self._binding
+            )
         bound: Any = self._ledgers[colour.name]
         ledger: StoreLedger = bound
         return ledger
@@ -271,12 +282,18 @@ class CommittingLedger(BoundLedger):
     """What went with a COMMIT: from then on only the record can tell whether it is there."""
 
     def __init__(
-        self, ledger: SQLLedger, on_session: OnSession[Any], colour: Colour, seal: Seal
+        self,
+        ledger: SQLLedger,
+        on_session: OnSession[Any],
+        colour: Colour,
+        seal: BindingSeal,
+        binding: Binding,
     ) -> None:
         self._ledger = ledger
         self._on_session = on_session
         self._colour = colour
         self._seal = seal
+        self._binding = binding
 
     # --- beginning ----------------------------------------------------------------------------
 
@@ -289,9 +306,9 @@ class CommittingLedger(BoundLedger):
             won = isinstance(answer, Won)
         finally:
             if won:
-                self._seal.put()
+                self._seal.put(self._binding)
             else:
-                self._seal.lift()
+                self._seal.lift(self._binding)
         return answer
 
     async def _check(self) -> None:
@@ -304,7 +321,7 @@ class CommittingLedger(BoundLedger):
         try:
             verdict = await self._colour.shield(self._complete(Completing(claim, outcome)))
         finally:
-            self._seal.lift()
+            self._seal.lift(self._binding)
         return verdict or Lost()
 
     async def _complete(self, op: Completing) -> Verdict:
@@ -330,7 +347,7 @@ class CommittingLedger(BoundLedger):
     def _commit(self, op: Completing, session: orm.Session) -> bool:
         """On the session's side. False, and rolled back, when the claim is not the current one."""
         self._stage = Stage.NOTHING
-        if self._seal.ended:
+        if self._seal.ended and not session.in_transaction():
             raise _ended(op.claim)
         self._stage = Stage.ROWS
         session.flush()
@@ -349,14 +366,14 @@ class CommittingLedger(BoundLedger):
         try:
             return await super().release(claim, error=error)
         finally:
-            self._seal.lift()
+            self._seal.lift(self._binding)
 
     async def renew(self, claim: Claim, *, lease_s: float | None = None) -> Verdict:
         try:
             return await super().renew(claim, lease_s=lease_s)
         finally:
             if lease_s == 0:
-                self._seal.lift()
+                self._seal.lift(self._binding)
 
     # --- ending badly -------------------------------------------------------------------------
 
