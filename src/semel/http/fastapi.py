@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
 try:
-    from fastapi import Depends, routing
+    from fastapi import Depends, Security, routing
     from fastapi.dependencies.models import Dependant
     from fastapi.dependencies.utils import get_parameterless_sub_dependant
     from fastapi.exceptions import RequestValidationError
@@ -195,6 +195,8 @@ class Visit:
         self.request = request_of(scope)
         self.found: list[bytes] = []
         self.fingerprint = b""
+        self.cleared = False
+        """Were all dependencies solved that need no attempt? Else nothing is claimed or shown."""
         self.begun = False
         """Were all dependencies solved? Then the handler is called next."""
         self._receive = receive
@@ -263,6 +265,8 @@ class Visit:
         if ATTEMPT in self.scope:  # of a middleware in front of the app, which records it
             outer: RequestAttempt = self.scope[ATTEMPT]
             return outer
+        if not self.cleared:  # FastAPI is about to say what was not valid
+            return self._without_key(door, tenant)
         try:
             return await self._claimed(door, tenant)
         except Refusal as refused:
@@ -387,6 +391,8 @@ def _attended(handler: Handler, ruling: Ruling) -> Handler:
         except Exception as error:
             if not visit.begun or isinstance(error, RequestValidationError):
                 await visit.call_off(error)
+            if isinstance(error, RequestValidationError) and not visit.cleared:
+                _say_once(error)
             if isinstance(error, Answered):
                 return Reply(error.answer)
             if isinstance(error, Refusal):
@@ -428,10 +434,64 @@ def _arrange(placed: Any, door: Idempotency) -> None:
     """Solve ours last: whoever may refuse the request has done so before anything is claimed."""
     dependant: Dependant = placed.dependant
     _check_session(dependant, door)
-    dependant.dependencies.sort(key=lambda below: _leads_to(below, door))
-    dependant.dependencies.append(
-        get_parameterless_sub_dependant(depends=Depends(_begin), path=placed.path_format)
-    )
+    clearing = _added(placed, Clearing(list(_others(dependant, door))))
+    for below in _dependencies(clearing):
+        below.use_cache = True  # what is solved is not asked again
+    below_ours = [below for below in dependant.dependencies if _leads_to(below, door)]
+    others = [below for below in dependant.dependencies if not _leads_to(below, door)]
+    dependant.dependencies[:] = [*others, clearing, *below_ours, _added(placed, _begin)]
+
+
+def _added(placed: Any, dependency: Dependency) -> Dependant:
+    return get_parameterless_sub_dependant(depends=Depends(dependency), path=placed.path_format)
+
+
+def _others(dependant: Dependant, door: Idempotency) -> Iterator[Dependant]:
+    """What can be solved without the attempt, also where it is asked for beside it."""
+    for below in dependant.dependencies:
+        if not _leads_to(below, door):
+            yield below
+        elif below.call is not door:
+            yield from _others(below, door)
+
+
+class Clearing:
+    """A dependency on all the others: it is called when none of them has refused.
+
+    To FastAPI, one whose parameters are not valid (a token that is missing, say) is no reason not
+    to solve the next; ours would show the recorded response to somebody who was not let in. But
+    nothing is called that depends on one.
+    """
+
+    def __init__(self, others: list[Dependant]) -> None:
+        asked = [_parameter(f"other_{n}", Any, _same(other)) for n, other in enumerate(others)]
+        self.__signature__ = inspect.Signature([_parameter("connection", HTTPConnection), *asked])
+
+    async def __call__(self, connection: HTTPConnection, **_others: Any) -> None:
+        visit: Visit = connection.scope[VISIT]
+        visit.cleared = True
+
+
+def _same(other: Dependant) -> Any:
+    """What FastAPI takes for the same dependency, so that it is called once."""
+    # FastAPI before 0.121 knows no scopes, and has those of security in one list.
+    known: Any = other
+    scopes: list[str] = []
+    for name in ("parent_oauth_scopes", "own_oauth_scopes", "security_scopes"):
+        scopes += getattr(known, name, None) or ()
+    if scopes:
+        return Security(other.call, scopes=scopes)
+    lasts = getattr(known, "scope", None)
+    return Depends(other.call, **({} if lasts is None else {"scope": lasts}))
+
+
+def _say_once(error: RequestValidationError) -> None:
+    """What is not valid was found where it is asked for, and again where all are cleared."""
+    found: Any = error.errors()
+    said: dict[tuple[str, str], Any] = {}
+    for each in found:
+        said.setdefault((each["type"], str(each["loc"])), each)
+    found[:] = said.values()
 
 
 def _leads_to(dependant: Dependant, door: Idempotency) -> bool:
