@@ -13,12 +13,15 @@ would bring in the rows without their events.
 
 An async session has a connection only once it has awaited something. Until then its events wait
 with the session's own transaction, and are hung on the connection when that is about to commit.
+However an event got there, it is written in the order in which it was added.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -38,16 +41,17 @@ __all__ = ["Entry", "collect"]
 
 
 class Held:
-    """An event, and how deep in savepoints it was added.
+    """An event, its place among the others, and how deep in savepoints it was added.
 
     `owner` is the async session's transaction that it still waits with, if it does; `hung_on` the
     database's transaction that knows of it.
     """
 
-    __slots__ = ("depth", "entry", "hung_on", "owner")
+    __slots__ = ("depth", "entry", "hung_on", "owner", "place")
 
     def __init__(self, entry: Entry, owner: orm.SessionTransaction | None = None) -> None:
         self.entry = entry
+        self.place = next(_places)
         self.depth = 0
         self.owner = None if owner is None else weakref.ref(owner)
         self.hung_on: weakref.ref[RootTransaction] | None = None
@@ -61,12 +65,17 @@ class Held:
         return owner is not None and owner.is_active
 
 
+_places = itertools.count()
+
 Waiting: TypeAlias = weakref.WeakKeyDictionary[Any, list[Held]]
 
 # By the database transaction; and by the session's, where that is all there is yet. Weakly: what
 # nobody commits any more is gone with its transaction, however that ended.
 _on_connection: Waiting = weakref.WeakKeyDictionary()
 _on_session: Waiting = weakref.WeakKeyDictionary()
+
+# Whose commit has written its events, or is about to: another would come too late.
+_committing: weakref.WeakSet[RootTransaction] = weakref.WeakSet()
 
 
 def collect(session: Session, entry: Entry) -> None:
@@ -141,15 +150,26 @@ def _hang(held: Held, connection: sa.Connection) -> None:
 
 
 def _put_on(transaction: RootTransaction, held: Held, connection: sa.Connection) -> None:
+    held.depth = _depth(connection)
+    if held.hung_on is None or held.hung_on() is not transaction:
+        held.hung_on = weakref.ref(transaction)
+        _list_of(transaction, connection).append(held)
+
+
+def _list_of(transaction: RootTransaction, connection: sa.Connection) -> list[Held]:
+    if transaction in _committing:
+        _roll_back(connection)
+        raise SettingsError(
+            "this transaction is being committed and its events are written, so another would be "
+            "lost: it was rolled back. Add it before, such as in a before_commit hook of the "
+            "session"
+        )
     waiting = _on_connection.get(transaction)
     if waiting is None:
         _refuse_transaction(transaction, connection)
         _listen(connection)
         waiting = _on_connection[transaction] = []
-    held.depth = _depth(connection)
-    if held.hung_on is None or held.hung_on() is not transaction:
-        held.hung_on = weakref.ref(transaction)
-        waiting.append(held)
+    return waiting
 
 
 def _refuse_transaction(transaction: RootTransaction, connection: sa.Connection) -> None:
@@ -193,6 +213,16 @@ def _waiting_on(connection: sa.Connection) -> list[Held]:
     return [] if transaction is None else _on_connection.get(transaction, [])
 
 
+def _taken_from(connection: sa.Connection) -> list[Entry]:
+    """What its transaction is to write, in the order in which it was added; nothing follows."""
+    waiting = _waiting_on(connection)
+    standing = [held for held in waiting if held.stands]
+    waiting.clear()
+    if (transaction := connection.get_transaction()) is not None:
+        _committing.add(transaction)
+    return [held.entry for held in sorted(standing, key=attrgetter("place"))]
+
+
 def _rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
     """Drop what was added in it, or in one inside it: those have larger numbers, released or not.
 
@@ -203,9 +233,7 @@ def _rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
 
 
 def _commit(connection: sa.Connection) -> None:
-    waiting = _waiting_on(connection)
-    entries = [held.entry for held in waiting if held.stands]
-    waiting.clear()
+    entries = _taken_from(connection)
     if not entries:
         return
     try:
@@ -261,6 +289,7 @@ def _wait_with(session: orm.Session, bind: sa.Engine | sa.Connection, entry: Ent
     _on_session.setdefault(transaction, []).append(held)
     if not event.contains(session, "before_commit", _before_commit):
         event.listen(session, "before_commit", _before_commit)
+        event.listen(session, "after_commit", _after_commit)
     if isinstance(bind, sa.Connection) and (around := bind.get_transaction()) is not None:
         # Whoever began that one may commit it without asking the session.
         _put_on(around, held, bind)
@@ -278,6 +307,23 @@ def _transaction_of(session: orm.Session) -> orm.SessionTransaction:
 
 def _before_commit(session: orm.Session) -> None:
     """Told of savepoints too, and where waiting for a connection is possible."""
-    transaction = session.get_nested_transaction() or session.get_transaction()
-    for held in _on_session.pop(transaction, ()):
+    nested, root = session.get_nested_transaction(), session.get_transaction()
+    if nested is not None:
+        _hang_below(root, session)
+    for held in _on_session.pop(nested or root, ()):
         _hang(held, session.connection())
+
+
+def _hang_below(root: orm.SessionTransaction | None, session: orm.Session) -> None:
+    """Whoever commits the whole with a savepoint open is told of no other commit after this."""
+    for held in _on_session.get(root, ()):
+        if held.hung_on is None:
+            _hang(held, session.connection())
+            held.depth = 0  # the savepoint may be rolled back, and this was added outside of it
+
+
+def _after_commit(session: orm.Session) -> None:
+    """What went with a session that is joined to a connection stays with that one's commit."""
+    if session.get_nested_transaction() is None:
+        for held in _on_session.pop(session.get_transaction(), ()):
+            held.owner = None
