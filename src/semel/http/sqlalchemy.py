@@ -53,7 +53,7 @@ from semel.policy import MIB, Policy, Seconds, make_policy
 from semel.ports import StoreLedger
 from semel.stores.sql import SQLStore
 from semel.stores.sql.bound import refuse_autocommit
-from semel.stores.sql.committing import Seal, the_session
+from semel.stores.sql.committing import Watch, the_session
 from semel.stores.sql.rows import KEY_CHARS, TENANT_CHARS, original_text, shortened
 from semel.values import Done, Key, Outcome, Record, State
 
@@ -229,6 +229,8 @@ class _Handling(Call):
     session: weakref.ref[orm.Session]
     answered = False
     """May the session be committed, as far as this key is concerned?"""
+    within: orm.SessionTransaction | None = None
+    """The savepoint, or the whole transaction, that the response stands or falls with."""
 
     async def _renew(self) -> None:
         if self.session() is None:
@@ -268,7 +270,7 @@ class _Handling(Call):
         return super().replay(outcome) if outcome.kind != "value" else _shown(self.key, outcome)
 
 
-class _Locks(Seal):
+class _Locks(Watch):
     """The keys that are locked through one session, which is not to be committed without them."""
 
     name = "semel.held"

@@ -25,7 +25,7 @@ import enum
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
@@ -48,6 +48,7 @@ from semel.stores.sql.bound import (
     refuse_autocommit,
     said,
 )
+from semel.stores.sql.endings import ends, refuse_lost, take_back, watch_losses
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import Link
@@ -93,11 +94,10 @@ def _in_a_thread(session: orm.Session) -> OnSession[Any]:
     return go
 
 
-class Seal(ABC):
-    """While it is on, the session is committed by nobody but us; and it knows who ended it.
+class Watch(ABC):
+    """Keeps others from committing a session while it is `on`, and knows when they ended it.
 
-    A session keeps its seal for life: to listen to a session costs more than to ask whether the
-    seal is on.
+    A session keeps its watch for life: to listen to a session costs more than to be asked.
     """
 
     name: ClassVar[str]
@@ -107,7 +107,7 @@ class Seal(ABC):
     def __init__(self, session: orm.Session) -> None:
         self._ours = False
         self.ended = False
-        """Was a transaction of the session ended since?"""
+        """Was a transaction of the session ended since this was set to False?"""
         for name, listener in self.listeners().items():
             event.listen(session, name, listener)
         for connection in _connections(session):
@@ -115,15 +115,20 @@ class Seal(ABC):
 
     @classmethod
     def of(cls, session: orm.Session) -> Self:
-        seal: Self | None = session.info.get(cls.name)
-        if seal is None:
-            seal = session.info[cls.name] = cls(session)
-        return seal
+        watch: Self | None = session.info.get(cls.name)
+        if watch is None:
+            watch = session.info[cls.name] = cls(session)
+        return watch
 
     @property
     @abstractmethod
     def on(self) -> bool:
         """Is the session to be committed by nobody else now?"""
+
+    @property
+    def carries(self) -> bool:
+        """Does the transaction that is being committed carry a response?"""
+        return self._ours
 
     def listeners(self) -> dict[str, Callable[..., None]]:
         """Which events of the session it listens to."""
@@ -145,10 +150,23 @@ class Seal(ABC):
     def _refuse(self, session: orm.Session) -> None:
         # A savepoint that is released is no commit, and is told of as one.
         if session.get_nested_transaction() is None:
-            self._refuse_below(None)
+            self._refuse_foreign()
 
-    def _refuse_below(self, _: sa.Connection | None) -> None:
+    def _refuse_foreign(self) -> None:
         if self.on and not self._ours:
+            raise SettingsError(self.refusal)
+
+    def _refuse_below(self, connection: sa.Connection) -> None:
+        try:
+            self._refuse_foreign()
+        except SettingsError:
+            take_back(connection)
+            raise
+        if self.carries:
+            refuse_lost(connection)
+
+    def _refuse_text(self, _: Any, __: Any, statement: str, *___: Any) -> None:
+        if self.on and ends(statement):
             raise SettingsError(self.refusal)
 
     def _connected(self, _: orm.Session, transaction: Any, connection: sa.Connection) -> None:
@@ -160,7 +178,9 @@ class Seal(ABC):
         if self.on:
             refuse_autocommit(connection)
         begin_before_savepoints(connection)
+        watch_losses(connection)
         event.listen(connection, "commit", self._refuse_below)
+        event.listen(connection, "before_cursor_execute", self._refuse_text)
 
     def _over(self, _: orm.Session, transaction: Any) -> None:
         if transaction.parent is None:
@@ -168,39 +188,65 @@ class Seal(ABC):
 
 
 def _connections(session: orm.Session) -> set[sa.Connection]:
-    """What the session has connected already; it has no public word for that."""
-    transaction = session.get_transaction()
-    return {found[0] for found in getattr(transaction, "_connections", {}).values()}
+    return {connection for connection, *_ in _joins(session)}
 
 
-class Binding:
-    """What a seal is on for: a store that is bound, and its ledgers. Without them it is off."""
+def _joins(session: orm.Session) -> Collection[tuple[sa.Connection, Any, bool, bool]]:
+    """What the session has connected already; it has no public word for that.
 
-    __slots__ = ("__weakref__",)
+    Each with the transaction it began there, and whether its commit commits that.
+    """
+    return getattr(session.get_transaction(), "_connections", {}).values()
 
 
-class BindingSeal(Seal):
-    """The seal of a session whose commit carries the response."""
-
-    name = "semel.bound"
+class _SealWatch(Watch):
+    name = "semel.sealed"
     refusal = (
         "this session is committed together with the response, so it must not be committed "
         "before. Return instead: the commit is made together with the response. A savepoint "
         "(session.begin_nested()) is fine"
     )
-    _binding: weakref.ref[Binding] | None = None
+    _seal: weakref.ref[Seal] | None = None
 
     @property
     def on(self) -> bool:
-        return self._binding is not None and self._binding() is not None
+        return self._seal is not None and self._seal() is not None
 
-    def put(self, binding: Binding) -> None:
-        self._binding = weakref.ref(binding)
+    def put(self, seal: Seal) -> None:
+        self._seal = weakref.ref(seal)
         self.ended = False
 
-    def lift(self, binding: Binding) -> None:
-        if self._binding is not None and self._binding() is binding:
-            self._binding = None
+    def lift(self, seal: Seal) -> None:
+        if self._seal is not None and self._seal() is seal:
+            self._seal = None
+
+
+class Seal:
+    """While it is on, the session is committed by nobody but us; off when nobody has it any more.
+
+    Made, it is on.
+    """
+
+    def __init__(self, session: orm.Session) -> None:
+        self._session = weakref.ref(session)
+        self._watch = _SealWatch.of(session)
+        self.put()
+
+    def put(self) -> None:
+        self._watch.put(self)
+
+    def lift(self) -> None:
+        self._watch.lift(self)
+
+    def open(self) -> contextlib.AbstractContextManager[None]:
+        """For the one commit that is ours."""
+        return self._watch.open()
+
+    @property
+    def ended(self) -> bool:
+        """Was the session's transaction ended, and no other begun since?"""
+        session = self._session()
+        return session is None or (self._watch.ended and not session.in_transaction())
 
 
 # --- the store ----------------------------------------------------------------------------------
@@ -218,9 +264,7 @@ class CommittingStore(BoundStore):
         _refuse_autocommit_engine(sync)
         self._bound: orm.Session | AsyncSession = given
         self._store = store
-        self._seal = BindingSeal.of(sync)
-        self._binding = Binding()
-        self._seal.put(self._binding)
+        self._seal = Seal(sync)
         self._ledgers: dict[str, CommittingLedger] = {}
 
     def ledger(self, colour: Colour) -> StoreLedger:
@@ -232,9 +276,7 @@ class CommittingStore(BoundStore):
         if colour.name not in self._ledgers:
             own = cast("SQLLedger", self._store.ledger(colour))
             on_session = self._on_session(colour)
-            self._ledgers[colour.name] = CommittingLedger(
-                own, on_session, colour, self._seal, self._binding
-            )
+            self._ledgers[colour.name] = CommittingLedger(own, on_session, colour, self._seal)
         bound: Any = self._ledgers[colour.name]
         ledger: StoreLedger = bound
         return ledger
@@ -282,18 +324,12 @@ class CommittingLedger(BoundLedger):
     """What went with a COMMIT: from then on only the record can tell whether it is there."""
 
     def __init__(
-        self,
-        ledger: SQLLedger,
-        on_session: OnSession[Any],
-        colour: Colour,
-        seal: BindingSeal,
-        binding: Binding,
+        self, ledger: SQLLedger, on_session: OnSession[Any], colour: Colour, seal: Seal
     ) -> None:
         self._ledger = ledger
         self._on_session = on_session
         self._colour = colour
         self._seal = seal
-        self._binding = binding
 
     # --- beginning ----------------------------------------------------------------------------
 
@@ -306,9 +342,9 @@ class CommittingLedger(BoundLedger):
             won = isinstance(answer, Won)
         finally:
             if won:
-                self._seal.put(self._binding)
+                self._seal.put()
             else:
-                self._seal.lift(self._binding)
+                self._seal.lift()
         return answer
 
     async def _check(self) -> None:
@@ -321,7 +357,7 @@ class CommittingLedger(BoundLedger):
         try:
             verdict = await self._colour.shield(self._complete(Completing(claim, outcome)))
         finally:
-            self._seal.lift(self._binding)
+            self._seal.lift()
         return verdict or Lost()
 
     async def _complete(self, op: Completing) -> Verdict:
@@ -347,7 +383,7 @@ class CommittingLedger(BoundLedger):
     def _commit(self, op: Completing, session: orm.Session) -> bool:
         """On the session's side. False, and rolled back, when the claim is not the current one."""
         self._stage = Stage.NOTHING
-        if self._seal.ended and not session.in_transaction():
+        if self._seal.ended:
             raise _ended(op.claim)
         self._stage = Stage.ROWS
         session.flush()
@@ -366,14 +402,14 @@ class CommittingLedger(BoundLedger):
         try:
             return await super().release(claim, error=error)
         finally:
-            self._seal.lift(self._binding)
+            self._seal.lift()
 
     async def renew(self, claim: Claim, *, lease_s: float | None = None) -> Verdict:
         try:
             return await super().renew(claim, lease_s=lease_s)
         finally:
             if lease_s == 0:
-                self._seal.lift(self._binding)
+                self._seal.lift()
 
     # --- ending badly -------------------------------------------------------------------------
 
@@ -439,7 +475,19 @@ def _is_error(outcome: Outcome) -> bool:
 def _connect(session: orm.Session) -> Link:
     connection = session.connection()
     refuse_autocommit(connection)
+    _refuse_joined(session, connection)
     return bound_link(connection)
+
+
+def _refuse_joined(session: orm.Session, connection: sa.Connection) -> None:
+    """A session that was given a connection in a transaction leaves the COMMIT to others."""
+    for there, transaction, commits, _ in _joins(session):
+        if there is connection and not (commits and transaction is connection.get_transaction()):
+            raise SettingsError(
+                "this session is joined to a connection whose transaction somebody else commits, "
+                "so its own commit commits nothing and no response could be told; give it an "
+                "engine, or bind it without commit=True"
+            )
 
 
 def _roll_back(session: orm.Session) -> None:
