@@ -483,7 +483,10 @@ class Call:
         if self._is_copy():
             return Kept()
         try:
-            return await self._insist(work)
+            try:
+                return await work()
+            except StoreUnavailableError as error:
+                return await self._insist(work, error)
         except Exception:
             raise
         except BaseException:
@@ -492,18 +495,20 @@ class Call:
         finally:
             self._end()
 
-    async def _insist(self, work: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    async def _insist(
+        self, work: Callable[[], Awaitable[Verdict]], error: StoreUnavailableError
+    ) -> Verdict:
         """It has happened: keep trying to write it down until the lease is over."""
         pause_s = 0.05
         deadline = self._deadline  # as of now: renewals that still succeed must not move it
-        while True:
+        while error.again and self.colour.now() + pause_s <= deadline:
+            await self.colour.sleep(pause_s)
             try:
                 return await work()
-            except StoreUnavailableError as error:
-                if not error.again or self.colour.now() + pause_s > deadline:
-                    raise
-            await self.colour.sleep(pause_s)
+            except StoreUnavailableError as again:
+                error = again
             pause_s = min(2 * pause_s, 1.0)
+        raise error
 
     async def interrupt(self, error: BaseException) -> None:
         """The body was cut off in the middle: a crash, as far as its effect is concerned."""
@@ -588,7 +593,7 @@ class Call:
         data = self._step_data(name, value)
         attempt._unrecorded = True
         try:
-            verdict = await self._insist(lambda: self._ledger.note(self._claimed(), name, data))
+            verdict = await self._noting(name, data)
         except Exception:
             raise
         except BaseException:
@@ -597,6 +602,13 @@ class Call:
             raise
         self._noted(attempt, name, data, verdict)
         attempt.raise_if_lost()
+
+    async def _noting(self, name: str, data: bytes) -> Verdict:
+        claim = self._claimed()
+        try:
+            return await self._ledger.note(claim, name, data)
+        except StoreUnavailableError as error:
+            return await self._insist(lambda: self._ledger.note(claim, name, data), error)
 
     async def _note_again(self, attempt: Attempt, name: str, data: bytes) -> None:
         try:
