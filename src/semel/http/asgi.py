@@ -287,6 +287,13 @@ class Conversation:
 
     async def over(self, error: BaseException | None) -> None:
         """The app has returned or raised: settle what its response has not."""
+        if self._lock is None or not (error is None or isinstance(error, Exception)):
+            await self._settle(error)
+        else:  # it may be going live right now, and then it has its head
+            async with self._lock:
+                await self._settle(error)
+
+    async def _settle(self, error: BaseException | None) -> None:
         if self._exchange.closed:
             return
         if error is None:
@@ -294,6 +301,7 @@ class Conversation:
         elif isinstance(error, Exception):
             await self._app_failed(error)
         else:
+            self._exchange.closed = True  # it is not to go live meanwhile
             await self._exchange.interrupt(error)
 
     def tidy(self) -> None:
@@ -333,8 +341,12 @@ class Conversation:
     async def _gather(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            self._start = message
-            if is_stream(message.get("headers", ())):
+            if self._start is not None:
+                raise RuntimeError("the app sent http.response.start a second time")
+            # Whatever can be gone through once is enough for a server.
+            headers = [(name, content) for name, content in message.get("headers", ())]
+            self._start = {**message, "headers": headers}
+            if is_stream(headers):
                 await self._go_live()
         elif kind == "http.response.body":
             await self._gather_piece(message)
@@ -343,7 +355,7 @@ class Conversation:
                 await self._send(message)
 
     async def _gather_piece(self, message: Message) -> None:
-        piece = message.get("body", b"")
+        piece = bytes(message.get("body") or b"")  # a buffer may be used again for the next one
         if piece:
             self._pieces.append(piece)
             self._size += len(piece)

@@ -17,9 +17,11 @@ from semel.errors import OutcomeUnknownError, SemelError, SettingsError, StoreUn
 from semel.guard import step
 from semel.http import protocol
 from semel.http.protocol import Request, Response
-from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling
+from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling, interrupted
 from semel.ports import Store, StoreLedger
-from semel.values import Done, Key, Outcome
+from semel.stores.rules import LAPSED
+from semel.values import Claim, Done, Key, Outcome, Verdict
+from semel.waiting import ROOM
 
 log = logging.getLogger("semel")
 
@@ -101,6 +103,21 @@ class Exchange(Call):
             return self._refused(error)
         return None
 
+    async def _withdraw(self) -> None:
+        """A claim that never began: "store" answers for those that did, and this is none."""
+        if self.policy.recover is interrupted:
+            await self._tidy(self._take_back)
+            ROOM.ring(self.key.id)
+        else:
+            await super()._withdraw()
+
+    async def _take_back(self) -> Verdict:
+        claim = Claim(self.key, self._attempt_id, self._fingerprint, self.policy.terms)
+        found = await self._ledger.look(self.key.id)
+        if found is not None and found.past and found.past[-1].ending == LAPSED:
+            return await self._ledger.renew(claim, lease_s=0)  # it took over from one that began
+        return await self._ledger.release(claim, error="cut off before it began")
+
     def _found(self, found: Any) -> Response:
         if isinstance(found, Response):
             return found
@@ -128,12 +145,14 @@ class Exchange(Call):
 
         That is the response itself, or what another attempt has recorded meanwhile.
         """
+        status = response.status
+        failed = status >= FIRST_SERVER_ERROR
+        kept = failed or self._ruling.keeps(status, routed=routed)  # yours, and it may raise
         self.closed = True
         self._pace.took(self.colour.now() - self._started)
-        status = response.status
-        if status >= FIRST_SERVER_ERROR and self._ruling.on_error != "store":
+        if failed and self._ruling.on_error != "store":
             return await self._server_error(response)
-        if status < FIRST_SERVER_ERROR and not self._ruling.keeps(status, routed=routed):
+        if not kept:
             return self._sent(response, await self.fail(Unrecorded(status)))
         return self._sent(response, await self.succeed(response))
 

@@ -202,6 +202,7 @@ NEVER_KEPT = frozenset(
         b"set-cookie",
         b"set-cookie2",
         b"date",
+        b"idempotent-replayed",  # of whoever the handler has asked
     }
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 
 from semel.errors import SettingsError
@@ -67,7 +68,7 @@ class Rule:
     max_body: int = MIB
     max_response: int = MIB
     never_kept: Collection[str] = ()
-    linger: float = 0.5
+    linger: Seconds = 0.5
     require: Collection[str] = ()
 
 
@@ -85,7 +86,7 @@ class Ruling:
         self.per_operation = rule.per_operation
         self.max_body = rule.max_body
         self.max_response = rule.max_response
-        self.linger_s = rule.linger
+        self.linger_s = _linger(rule.linger)
         self.never_kept = frozenset(name.lower().encode("latin-1") for name in rule.never_kept)
         self.policy = _policy(rule)
         self._stores = rule.stores
@@ -122,11 +123,12 @@ def _on_crash(rule: Rule) -> OnCrash:
     if callable(chosen):
         return chosen
     if chosen == "store":
-        return _interrupted
+        return interrupted
     return "hold" if chosen == "hold" else "retry"
 
 
-def _interrupted(_attempt: Any) -> Recovered:
+def interrupted(_attempt: Any) -> Recovered:
+    """Asks nobody: what was begun and vanished is answered so from now on."""
     return Recovered(INTERRUPTED)
 
 
@@ -148,24 +150,56 @@ def _check(rule: Rule) -> None:
             "error would be taken over as after a crash. Leave on_crash out, or make it 'hold' or "
             "a function that finds out"
         )
-    if isinstance(rule.stores, Collection) and NEVER_STORED & set(rule.stores):
-        never = ", ".join(map(str, sorted(NEVER_STORED & set(rule.stores))))
-        raise SettingsError(f"stores= names {never}, which say that nothing was done; leave it out")
+    _check_stores(rule)
+    _check_names(rule)
     _check_sizes(rule)
+
+
+def _check_stores(rule: Rule) -> None:
+    """Asked when the handler has run: what is wrong with it must be found out before."""
+    stores: Any = rule.stores
+    if stores is None or callable(stores):
+        return
+    if not isinstance(stores, Collection) or not all(map(_is_int, stores)):
+        raise SettingsError(
+            f"stores={stores!r} must be a collection of statuses, such as (200, 201), or a "
+            "function of one"
+        )
+    if never := NEVER_STORED & set(stores):
+        named = ", ".join(map(str, sorted(never)))
+        raise SettingsError(f"stores= names {named}, which say that nothing was done; leave it out")
+
+
+def _check_names(rule: Rule) -> None:
+    for name in ("methods", "never_kept"):
+        given: Any = getattr(rule, name)
+        if isinstance(given, str):
+            raise SettingsError(f"{name}={given!r} is one word; write ({given!r},)")
+        if not isinstance(given, Collection) or not all(isinstance(word, str) for word in given):
+            raise SettingsError(f"{name}={given!r} must be a collection of names")
 
 
 def _check_sizes(rule: Rule) -> None:
     for name in ("max_body", "max_response"):
         most = getattr(rule, name)
-        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        if not _is_int(most) or most < 0:
             raise SettingsError(f"{name}={most!r} must be a number of bytes")
-    if isinstance(rule.methods, str):
-        raise SettingsError(f"methods={rule.methods!r} is one word; write ({rule.methods!r},)")
     if not (rule.fingerprint in ("bytes", "json", None) or callable(rule.fingerprint)):
         raise SettingsError(
             f"fingerprint={rule.fingerprint!r} is unknown; give 'bytes', 'json', None, or a "
             "function of the request and its body"
         )
+
+
+def _is_int(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _linger(given: Any) -> float:
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if type(seconds) in (int, float) and 0 <= seconds < float("inf"):
+        return float(seconds)
+    raise SettingsError(f"linger={given!r} is not a duration; give seconds or a timedelta")
 
 
 def _one_of(name: str, given: object, choices: tuple[str, ...]) -> None:
@@ -212,7 +246,8 @@ class Rules:
             if pattern.fullmatch(path):
                 ruling = chosen
                 break
-        if ruling is None or method not in ruling.methods:
+        # Browsers send `patch` as it is written, and most frameworks take it for PATCH.
+        if ruling is None or method.upper() not in ruling.methods:
             return None
         return ruling
 
@@ -222,4 +257,4 @@ def _pattern(path: str) -> re.Pattern[str]:
         raise SettingsError(f"routes has {path!r}, which is no path; begin it with a slash")
     rest = path.endswith("*")
     parts = _PLACE.split(path.removesuffix("*"))
-    return re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else ""))
+    return re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else ""), re.DOTALL)

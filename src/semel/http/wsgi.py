@@ -185,7 +185,7 @@ def length_of(environ: Environ, most: int) -> int | None:
     if content and not chunked:
         check_length(content, most)
         if content.isascii() and content.isdigit():
-            return int(content)
+            return int(content.lstrip("0") or "0")
         raise _malformed("Content-Length is no number.")
     if environ.get("wsgi.input_terminated"):
         return None
