@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import math
 import os
@@ -23,7 +22,6 @@ import queue
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -291,65 +289,8 @@ class _LoopWaiter:
                 self._loop.call_soon_threadsafe(self._ring)
 
 
-class _Due:
-    __slots__ = ("_alarm", "at", "work")
-
-    def __init__(
-        self, alarm: _LoopAlarm, at: float, work: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        self._alarm = alarm
-        self.at = at
-        self.work = work
-
-    def cancel(self) -> None:
-        self._alarm.entries.pop(self, None)
-
-
-class _LoopAlarm:
-    """One timer per loop for everything that falls due.
-
-    Nearly all of it is cancelled long before: a timer of the loop's own for each call, made and
-    thrown away, would cost more than looking over what is left when one rings.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.entries: dict[_Due, None] = {}  # in order: a simulated loop must be able to repeat it
-        # Weakly: the loop's own alarm must not keep it alive.
-        self._loop = weakref.ref(loop)
-        self._looks_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def at(self, due: float, work: Callable[[], Coroutine[Any, Any, None]]) -> _Due:
-        entry = _Due(self, due, work)
-        self.entries[entry] = None
-        if due < self._looks_at:
-            self._look_at(due)
-        return entry
-
-    def _look_at(self, due: float) -> None:
-        loop = self._loop()
-        assert loop is not None
-        if self._timer is not None:
-            self._timer.cancel()
-        self._looks_at = due
-        # In a context of its own: what falls due belongs to no caller.
-        self._timer = loop.call_at(due, self._ring, context=contextvars.Context())
-
-    def _ring(self) -> None:
-        loop = self._loop()
-        assert loop is not None
-        self._looks_at, self._timer = math.inf, None
-        now = loop.time()
-        for entry in [entry for entry in self.entries if entry.at <= now]:
-            entry.cancel()
-            keep(loop.create_task(entry.work()))
-        if self.entries:
-            self._look_at(min(entry.at for entry in self.entries))
-
-
-_loop_alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopAlarm] = (
-    weakref.WeakKeyDictionary()
-)
+def _start(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    keep(asyncio.ensure_future(work()))
 
 
 _kept: set[asyncio.Future[Any]] = set()
@@ -405,11 +346,7 @@ class AsyncColour:
         return task.result()
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
-        loop = asyncio.get_running_loop()
-        alarm = _loop_alarms.get(loop)
-        if alarm is None:
-            alarm = _loop_alarms[loop] = _LoopAlarm(loop)
-        return alarm.at(loop.time() + delay_s, work)
+        return asyncio.get_running_loop().call_later(delay_s, _start, work)
 
 
 def away_from(home: asyncio.AbstractEventLoop | None) -> bool:
