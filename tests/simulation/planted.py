@@ -357,7 +357,10 @@ async def no_shield_on_cancel(self: Any, work: Any) -> Any:
 @guard_defect(Call, "_settle")
 async def ending_not_repeated_after_a_cut(self: Call, work: Any) -> Any:
     try:
-        return await self._insist(work)
+        try:
+            return await work()
+        except StoreUnavailableError as error:
+            return await self._insist(work, error)
     finally:
         self._end()
 
@@ -425,8 +428,8 @@ def hung_body_renewed_for_ever(self: Call, now: float) -> bool:
 
 
 @guard_defect(Call, "_insist")
-async def recording_tried_once(self: Call, work: Any) -> Any:
-    return await work()
+async def recording_tried_once(self: Call, work: Any, error: StoreUnavailableError) -> Any:
+    raise error
 
 
 @guard_defect(Call, "_wait")
