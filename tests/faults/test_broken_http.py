@@ -4,15 +4,17 @@ import asyncio
 import io
 from datetime import timedelta
 from http import HTTPStatus
+from threading import current_thread, main_thread
 from typing import Annotated
 
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Security
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Request, Security
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import SecurityScopes
 
 from semel import SettingsError
 from semel.colour import ASYNC
-from semel.http import IdempotencyMiddleware, Rule, WSGIMiddleware
+from semel.http import IdempotencyMiddleware, Rule, WSGIMiddleware, attempt_of
 from semel.http.fastapi import Idempotency, IdempotentRoute, RequestAttempt
 from semel.stores.memory import MemoryStore
 from semel.testing.clock import FakeClock
@@ -20,6 +22,7 @@ from semel.values import State
 from support.web import Wire, ask, until
 from support.wrapped import WrappedStore
 
+MIB = 1024 * 1024
 GOOD = [(b"x-token", b"good")]
 BAD = [(b"x-token", b"bad")]
 
@@ -385,3 +388,87 @@ def test_a_length_with_thousands_of_zeros_is_a_length(store):
     }
     answer = WSGIMiddleware(app, scope="shop", store=store)(environ, lambda *_: None)
     assert list(answer) == [b"{}"]
+
+
+# --- FastAPI ------------------------------------------------------------------------------------
+
+
+def fastapi_app(store, handler, **rule):
+    idempotency = Idempotency(scope="shop", store=store, rule=Rule(**rule))
+    app = FastAPI()
+    app.router.route_class = IdempotentRoute
+    app.post("/pay", dependencies=[Depends(idempotency)])(handler)
+    return app
+
+
+async def test_a_handler_that_calls_its_request_invalid_has_run_all_the_same(store):
+    """FastAPI has the same error for what it finds before it calls anybody."""
+    runs = []
+
+    async def pay(amount: Annotated[int, Body(embed=True)]):
+        runs.append(amount)
+        raise RequestValidationError([{"type": "late", "loc": ("body",), "msg": "too much"}])
+
+    app = fastapi_app(store, pay, on_error="hold")
+    assert (await ask(app, key="k", body=b'{"amount": "?"}')).status == 422
+    assert (await record(store)).state is State.FAILED
+    first = await ask(app, key="run", body=b'{"amount": 5}')
+    again = await ask(app, key="run", body=b'{"amount": 5}')
+    assert (first.status, again.body, again.replayed) == (422, first.body, True)
+    assert runs == [5]
+
+
+async def test_a_dependency_may_say_in_its_own_words_that_a_request_is_invalid(store):
+    def refused():
+        raise RequestValidationError(({"said": "no"},))
+
+    async def pay(_: Annotated[None, Depends(refused)]):
+        raise AssertionError("it was let in")
+
+    reply = await ask(fastapi_app(store, pay), key="k")
+    assert (reply.status, reply.json()) == (422, {"detail": [{"said": "no"}]})
+
+
+async def test_a_large_body_is_compared_beside_the_loop_in_fastapi_too(store):
+    threads = []
+
+    def compared(request, body):
+        threads.append(current_thread())
+        return len(body)
+
+    async def pay(request: Request):
+        return {"size": len(await request.body())}
+
+    app = fastapi_app(store, pay, fingerprint=compared, max_body=4 * MIB)
+    wire = Wire(b"x" * MIB, b"y" * MIB)
+    assert (await ask(app, key="k", wire=wire)).json() == {"size": 2 * MIB}
+    assert threads != [main_thread()]
+
+
+# --- when to ask again --------------------------------------------------------------------------
+
+
+async def test_who_was_frozen_for_hours_does_not_send_its_client_away_for_hours():
+    clock = FakeClock()
+    thaw, finish = asyncio.Event(), asyncio.Event()
+    begun = []
+
+    async def app(scope, receive, send):
+        begun.append(attempt_of(scope).call)
+        await (thaw if len(begun) == 1 else finish).wait()
+        await start(send)
+        await go_on(send, b"ok", more=False)
+
+    guarded = door(app, MemoryStore(clock=clock))
+    frozen = asyncio.create_task(ask(guarded, key="k"))
+    await until(lambda: len(begun) == 1)
+    clock.advance(31)
+    other = asyncio.create_task(ask(guarded, key="k"))
+    await until(lambda: len(begun) == 2)
+    begun[0]._started -= 36_000  # as its own clock has it by now
+    thaw.set()
+    late = await frozen
+    assert late.problem == "in-progress"
+    assert int(late.header("retry-after")) <= 30
+    finish.set()
+    assert (await other).body == b"ok"

@@ -203,7 +203,8 @@ class Exchange(Call):
             log.warning("semel: %r was refused: %s", self.key.text, error)
         elif isinstance(error, OutcomeUnknownError):
             log.warning("semel: %s", error)
-        answer = protocol.refusal(error, self._pace.seconds)
+        # One that was frozen for hours tells nobody to come back in hours.
+        answer = protocol.refusal(error, min(self._pace.seconds, self.policy.terms.lease_s))
         if not self._request.from_browser:
             return answer
         return Response(answer.status, (*answer.headers, protocol.EXPOSED), answer.body)

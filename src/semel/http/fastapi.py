@@ -19,9 +19,11 @@ closed before its rows and the record are committed, so it is refused.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -57,6 +59,7 @@ from semel.http.asgi import (
     gathered,
     request_of,
 )
+from semel.http.body import Body
 from semel.http.exchange import Exchange, Pace, RequestAttempt
 from semel.http.protocol import KEY_HEADER, Refusal, Response
 from semel.http.request import ATTEMPT, checked_tenant, fingerprint_of, key_of, record_key
@@ -244,12 +247,17 @@ class Visit:
         if body is None:
             return False
         try:
-            self.fingerprint = fingerprint_of(ruling, self.request, body)
+            self.fingerprint = await self._compared(ruling, body)
         except BaseException:
             body.close()
             raise
         self._again = Again(body, self._receive)
         return True
+
+    async def _compared(self, ruling: Ruling, body: Body) -> bytes:
+        if body.spooled:  # it takes its time, and others need the loop
+            return await asyncio.to_thread(fingerprint_of, ruling, self.request, body)
+        return fingerprint_of(ruling, self.request, body)
 
     # What the dependency asks for.
 
@@ -389,9 +397,10 @@ def _attended(handler: Handler, ruling: Ruling) -> Handler:
                 return Reply(NOBODY)
             return await handler(request)
         except Exception as error:
-            if not visit.begun or isinstance(error, RequestValidationError):
+            invalid = isinstance(error, RequestValidationError) and _is_fastapis(error)
+            if invalid or not visit.begun:
                 await visit.call_off(error)
-            if isinstance(error, RequestValidationError) and not visit.cleared:
+            if invalid and not visit.cleared:
                 _say_once(error)
             if isinstance(error, Answered):
                 return Reply(error.answer)
@@ -400,6 +409,12 @@ def _attended(handler: Handler, ruling: Ruling) -> Handler:
             raise
 
     return attended
+
+
+def _is_fastapis(error: Exception) -> bool:
+    """Did FastAPI itself raise it? A handler may raise the same error, and has run then."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__") == routing.__name__
 
 
 def _as_included(route: routing.APIRoute) -> Any:
@@ -485,9 +500,9 @@ def _same(other: Dependant) -> Any:
     return Depends(other.call, **({} if lasts is None else {"scope": lasts}))
 
 
-def _say_once(error: RequestValidationError) -> None:
+def _say_once(error: Any) -> None:
     """What is not valid was found where it is asked for, and again where all are cleared."""
-    found: Any = error.errors()
+    found: list[Any] = error.errors()
     said: dict[tuple[str, str], Any] = {}
     for each in found:
         said.setdefault((each["type"], str(each["loc"])), each)
