@@ -229,7 +229,7 @@ class _Handling(Call):
     session: weakref.ref[orm.Session]
     answered = False
     """May the session be committed, as far as this key is concerned?"""
-    within: orm.SessionTransaction | None = None
+    within: weakref.ref[orm.SessionTransaction] | None = None
     """The savepoint, or the whole transaction, that the response stands or falls with."""
 
     async def _renew(self) -> None:
@@ -245,9 +245,18 @@ class _Handling(Call):
             settled = await self.succeed(outcome)
         finally:
             self._ledger = own
+        if settled is not outcome:  # somebody took over, or it cannot be written
             self.answered = True
-        if settled is not outcome:  # somebody took over, and was done first
             raise settled.error if isinstance(settled, Raised) else self.duplicate_error(settled)
+        self.stands_with(_innermost(self.session()))
+
+    def stands_with(self, transaction: orm.SessionTransaction | None) -> None:
+        """The response is written in this transaction, or in a savepoint of it."""
+        self.answered = transaction is not None
+        self.within = None if transaction is None else weakref.ref(transaction)
+
+    def is_within(self, transaction: orm.SessionTransaction | None) -> bool:
+        return self.within is not None and self.within() is transaction
 
     async def give_back(self, bound: StoreLedger, error: BaseException | None) -> None:
         """Release, unless it has happened. What cannot be released ends with its lease."""
@@ -302,16 +311,30 @@ class _Locks(Watch):
             "after_commit": self._committed,
         }
 
+    @property
+    def carries(self) -> bool:
+        return any(call.answered for call in self.calls.values())
+
     def _rolled_back(self, session: orm.Session) -> None:
         self._known = session.get_nested_transaction() is None
 
     def _committed(self, session: orm.Session) -> None:
-        if session.get_nested_transaction() is None:
+        savepoint = session.get_nested_transaction()
+        if savepoint is None:
             self._known = True
             self.calls.clear()
+        else:
+            self._move(savepoint, savepoint.parent)
+
+    def _move(self, ended: orm.SessionTransaction, to: orm.SessionTransaction | None) -> None:
+        """What was written in a savepoint goes with what is around it, or is not there any more."""
+        for call in self.calls.values():
+            if call.is_within(ended):
+                call.stands_with(to)
 
     def _over(self, session: orm.Session, transaction: Any) -> None:
         super()._over(session, transaction)
+        self._move(transaction, None)
         if transaction.parent is not None:
             return
         if not self._known:
@@ -323,6 +346,12 @@ class _Locks(Watch):
         for call in self.calls.values():
             call.let_go()
             call.answered = True
+
+
+def _innermost(session: orm.Session | None) -> orm.SessionTransaction | None:
+    if session is None:
+        return None
+    return session.get_nested_transaction() or session.get_transaction()
 
 
 # --- step by step -------------------------------------------------------------------------------

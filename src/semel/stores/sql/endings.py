@@ -46,10 +46,9 @@ def take_back(connection: sa.Connection) -> None:
 
 def watch_losses(connection: sa.Connection) -> None:
     """Have it noted when the server rolls back this connection's whole transaction."""
-    engine = connection.engine
-    if connection.dialect.name in {"mysql", "mariadb"}:
-        if not event.contains(engine, "handle_error", _note_loss):
-            event.listen(engine, "handle_error", _note_loss)
+    engine, gives_up = connection.engine, connection.dialect.name in {"mysql", "mariadb"}
+    if gives_up and not event.contains(engine, "handle_error", _note_loss):
+        event.listen(engine, "handle_error", _note_loss)
 
 
 def _note_loss(context: ExceptionContext) -> None:

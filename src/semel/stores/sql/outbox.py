@@ -18,7 +18,6 @@ However an event got there, it is written in the order in which it was added.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from operator import attrgetter
@@ -34,6 +33,7 @@ from semel.colour import run
 from semel.errors import SettingsError
 from semel.stores.sql.bound import Session, bound_link, refuse_autocommit
 from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.endings import refuse_lost, take_back, watch_losses
 from semel.stores.sql.faults import Fault, NoTableError, fault_of
 from semel.stores.sql.outbox_writing import Entry, write
 
@@ -158,7 +158,7 @@ def _put_on(transaction: RootTransaction, held: Held, connection: sa.Connection)
 
 def _list_of(transaction: RootTransaction, connection: sa.Connection) -> list[Held]:
     if transaction in _committing:
-        _roll_back(connection)
+        take_back(connection)
         raise SettingsError(
             "this transaction is being committed and its events are written, so another would be "
             "lost: it was rolled back. Add it before, such as in a before_commit hook of the "
@@ -206,6 +206,7 @@ def _listen(connection: sa.Connection) -> None:
     if not event.contains(connection, "commit", _commit):
         event.listen(connection, "rollback_savepoint", _rollback_savepoint)
         event.listen(connection, "commit", _commit)
+        watch_losses(connection)
 
 
 def _waiting_on(connection: sa.Connection) -> list[Held]:
@@ -238,9 +239,10 @@ def _commit(connection: sa.Connection) -> None:
         return
     try:
         _refuse_without_transaction(connection)
+        refuse_lost(connection)
         run(write(bound_link(connection), entries))
     except BaseException as error:
-        _roll_back(connection)
+        take_back(connection)
         if isinstance(error, exc.SQLAlchemyError) and fault_of(error) is Fault.NO_TABLE:
             raise _no_table() from error
         raise
@@ -262,15 +264,6 @@ def _refuse_without_transaction(connection: sa.Connection) -> None:
 def _never_begins(driver: Any) -> bool:
     """Told to begin nothing by itself, and nobody has done it."""
     return driver.isolation_level is None and not driver.in_transaction
-
-
-def _roll_back(connection: sa.Connection) -> None:
-    """In the database, if need be by hanging up: the rows must not be committed any more."""
-    try:
-        connection.dialect.do_rollback(connection.connection)
-    except Exception:  # noqa: BLE001 - whatever it is, this connection is not to be used again
-        with contextlib.suppress(exc.SQLAlchemyError):
-            connection.invalidate()
 
 
 def _no_table() -> NoTableError:
