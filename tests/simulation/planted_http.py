@@ -88,18 +88,20 @@ planted("release_without_token", TWICE, server=ReleaseWithoutToken)
 @conversation(UNRECORDED)
 class SentThenRecorded(Conversation):
     async def _finish(self) -> None:
-        response = self._response(b"".join(self._pieces))
-        await self._pass_on(more=False)
-        await self._close(response)
+        body = b"".join(self._pieces)
+        response = self._closing(body)
+        await self._send_whole(body)
+        await self._exchange.close(response)
 
 
 @conversation(UNRECORDED)
 class RecordedInTheBackground(Conversation):
     async def _finish(self) -> None:
-        response = self._response(b"".join(self._pieces))
-        await self._pass_on(more=False)
+        body = b"".join(self._pieces)
+        response = self._closing(body)
+        await self._send_whole(body)
         self._exchange.closed = True
-        asgi.keep(asyncio.ensure_future(self._close(response)))
+        asgi.keep(asyncio.ensure_future(self._exchange.close(response)))
 
 
 @conversation(TWICE_FOR_NOTHING)
@@ -107,13 +109,14 @@ class ReleasedWhenSendRaises(Conversation):
     """A client that hangs up looks like a handler that failed."""
 
     async def _finish(self) -> None:
-        response = self._response(b"".join(self._pieces))
+        body = b"".join(self._pieces)
+        response = self._closing(body)
         try:
-            await self._pass_on(more=False)
+            await self._send_whole(body)
         except OSError as error:
             await self._exchange.failed(error)
             raise
-        await self._close(response)
+        await self._exchange.close(response)
 
 
 @conversation(TWICE_FOR_NOTHING)
@@ -132,8 +135,9 @@ class StreamsAreNotStored(Conversation):
 @conversation(CHANGED)
 class OnlyTheLastPieceRecorded(Conversation):
     async def _finish(self) -> None:
-        answer = await self._close(self._response(self._pieces[-1]))
-        await (self._pass_on(more=False) if answer.body == self._pieces[-1] else self._say(answer))
+        answer = await self._exchange.close(self._closing(self._pieces[-1]))
+        whole = b"".join(self._pieces)
+        await (self._send_whole(whole) if answer.body == self._pieces[-1] else self._say(answer))
 
 
 # --- clients that hang up -----------------------------------------------------------------------

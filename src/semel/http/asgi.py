@@ -85,38 +85,40 @@ class IdempotencyMiddleware:
             if ruling is not None:
                 found = [content for name, content in scope["headers"] if name == KEY_HEADER]
                 if found or ruling.required:
-                    return await self._keyed(ruling, found, scope, receive, send)
+                    begun = await self._begun(ruling, found, scope, receive, send)
+                    return None if begun is None else await begun.hold(self.app, scope)
         return await self.app(scope, receive, send)
 
-    async def _keyed(
+    async def _begun(
         self, ruling: Ruling, found: list[bytes], scope: ASGIScope, receive: Receive, send: Send
-    ) -> None:
+    ) -> Conversation | None:
+        """A conversation with this client; None when it has its answer already, or is gone."""
         request = request_of(scope)
         try:
             text = key_of(found)
             tenant = await tenant_of(ruling.scope, request)
             body = await gathered(request, receive, ruling.max_body)
             if body is None:
-                return
-            exchange = await self._exchange(ruling, request, body, text, tenant)
+                return None
+            try:
+                exchange = await self._exchange(ruling, request, body, text, tenant)
+            except BaseException:
+                body.close()
+                raise
         except Refusal as refused:
             await reply(send, refused.response)
-            return
-        await Conversation(exchange, ruling, Again(body, receive), send).hold(self.app, scope)
+            return None
+        return Conversation(exchange, ruling, Again(body, receive), send)
 
     async def _exchange(
         self, ruling: Ruling, request: Request, body: Body, text: str, tenant: str
     ) -> Exchange:
-        try:
-            key = record_key(ruling, request, text, tenant)
-            fingerprint = await compared(ruling, request, body)
-            store = self._store if self._store is not None else default_store()
-            ledger = store.ledger(ASYNC)
-            if ruling.policy.require and id(ruling) not in self._required:
-                await self._check_requirements(ledger, ruling)
-        except BaseException:
-            body.close()
-            raise
+        key = record_key(ruling, request, text, tenant)
+        fingerprint = await compared(ruling, request, body)
+        store = self._store if self._store is not None else default_store()
+        ledger = store.ledger(ASYNC)
+        if ruling.policy.require and id(ruling) not in self._required:
+            await self._check_requirements(ledger, ruling)
         return Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
 
     async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
@@ -326,11 +328,14 @@ class Conversation:
     # What the app sees.
 
     async def send(self, message: Message) -> None:
-        if self._lock is None:
-            await self._take(message)
-        else:
+        if self._lock is not None:
             async with self._lock:
                 await self._take(message)
+        elif self._passing or message.get("more_body", True):
+            await self._take(message)
+        else:  # the end of a usual response: while it is recorded, this is what waits
+            self._keep_piece(message)
+            await self._finish()
 
     async def _take(self, message: Message) -> None:
         if not self._passing:
@@ -344,7 +349,7 @@ class Conversation:
             if self._start is not None:
                 raise RuntimeError("the app sent http.response.start a second time")
             # Whatever can be gone through once is enough for a server.
-            headers = [(name, content) for name, content in message.get("headers", ())]
+            headers = [(bytes(name), bytes(text)) for name, text in message.get("headers", ())]
             self._start = {**message, "headers": headers}
             if is_stream(headers):
                 await self._go_live()
@@ -355,65 +360,74 @@ class Conversation:
                 await self._send(message)
 
     async def _gather_piece(self, message: Message) -> None:
+        self._keep_piece(message)
+        if not message.get("more_body", False):
+            await self._finish()
+        elif self._size > self._ruling.max_response:
+            await self._go_live()
+        elif self._lingering is None and not self._has_length():
+            self._linger()
+
+    def _keep_piece(self, message: Message) -> None:
         piece = bytes(message.get("body") or b"")  # a buffer may be used again for the next one
         if piece:
             self._pieces.append(piece)
             self._size += len(piece)
-        if self._size > self._ruling.max_response:
-            await self._go_live(more=message.get("more_body", False))
-        elif not message.get("more_body", False):
-            await self._finish()
-        elif self._lingering is None and not self._has_length():
-            self._linger()
 
     def _has_length(self) -> bool:
         assert self._start is not None
-        headers = self._start.get("headers", ())
-        return any(name.lower() == b"content-length" for name, _ in headers)
+        return any(name.lower() == b"content-length" for name, _ in self._start["headers"])
 
     # How a response leaves.
 
     async def _finish(self) -> None:
         """The whole response is here: record it, then send it."""
-        response = self._response(b"".join(self._pieces))
-        answer = await self._close(response)
-        if answer is response:
-            await self._pass_on(more=False)
-        else:
-            await self._say(answer)
-
-    async def _go_live(self, *, more: bool = True) -> None:
-        """A stream, or more than is kept: record that it happened, and let it through."""
-        response = self._response(None)
-        answer = await self._close(response)
-        if answer is response:
-            await self._pass_on(more=more)
-        else:
-            await self._say(answer)
-
-    async def _close(self, response: Response) -> Response:
-        self._passing = True  # whatever comes of it, this response is over
-        if self._lingering is not None:
-            self._lingering.cancel()
+        pieces, self._pieces = self._pieces, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        response = self._closing(body if self._size <= self._ruling.max_response else None)
         try:
-            return await self._exchange.close(response, routed="endpoint" in self._scope)
+            answer = await self._exchange.close(response, routed="endpoint" in self._scope)
         finally:
             self.receive.let_through()
+        if answer is response:
+            await self._send_whole(body)
+        else:
+            await self._say(answer)
 
-    def _response(self, body: bytes | None) -> Response:
+    async def _send_whole(self, body: bytes) -> None:
         assert self._start is not None
-        headers = tuple((bytes(n), bytes(c)) for n, c in self._start.get("headers", ()))
-        return Response(self._start["status"], headers, body)
+        await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _pass_on(self, *, more: bool = True) -> None:
+    async def _go_live(self) -> None:
+        """A stream, or more than is kept: record that it happened, and let it through."""
+        response = self._closing(None)
+        try:
+            answer = await self._exchange.close(response, routed="endpoint" in self._scope)
+        finally:
+            self.receive.let_through()
+        if answer is response:
+            await self._pass_on()
+        else:
+            await self._say(answer)
+
+    def _closing(self, body: bytes | None) -> Response:
+        """The response, which is over, whatever comes of it."""
+        assert self._start is not None
+        self._passing = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+        return Response(self._start["status"], tuple(self._start["headers"]), body)
+
+    async def _pass_on(self) -> None:
+        """What there is, and from now on whatever comes."""
         self._passing = True
         assert self._start is not None
-        start, pieces = self._start, self._pieces
-        self._pieces = []
-        await self._send(start)
-        if pieces or not more:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        pieces, self._pieces = self._pieces, []
+        await self._send(self._start)
+        if pieces:
+            body = b"".join(pieces)
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _say(self, answer: Response) -> None:
         """Somebody else's answer is the one; what our app still sends is for nobody."""
