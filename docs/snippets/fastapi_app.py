@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import asynccontextmanager
 from typing import Annotated
 from uuid import uuid4
 
@@ -89,22 +90,28 @@ async def place_order(wanted: Wanted, session: Annotated[AsyncSession, Depends(g
 
 
 # --- the app
-app = FastAPI()
+@asynccontextmanager
+async def lifespan(_app):
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    yield
+    await store.aclose()
+    await engine.dispose()
+
+
+app = FastAPI(lifespan=lifespan)
 app.include_router(router)
 
 
 # --- as clients see it
 async def main():
-    async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        await show(client)
-    async with engine.begin() as connection:
-        orders = await connection.scalar(sa.select(sa.func.count()).select_from(Order))
-    print(orders, "orders")
-    await store.aclose()
-    await engine.dispose()
+    async with lifespan(app):
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            await show(client)
+        async with engine.begin() as connection:
+            orders = await connection.scalar(sa.select(sa.func.count()).select_from(Order))
+        print(orders, "orders")
 
 
 async def show(client):

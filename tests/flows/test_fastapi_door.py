@@ -853,6 +853,27 @@ def test_the_api_says_what_it_does_with_keys(shop, idempotency):
     assert "x-idempotency-retention" not in said["paths"]["/orders"]["get"]
 
 
+def test_what_fastapi_says_of_422_stays_in_front(shop, idempotency):
+    reads_nothing = Idempotency(store=shop.store, scope="shop")
+
+    @shop.app.post("/bare")
+    async def bare(_: Annotated[Any, Depends(reads_nothing)]):
+        return {}
+
+    @shop.app.post("/own", responses={422: {"description": "Not for sale"}})
+    async def own(order: Order, _: Annotated[Any, Depends(idempotency)]):
+        return {}
+
+    paths = shop.app.openapi()["paths"]
+    validated, unvalidated, told = (
+        paths[path]["post"]["responses"]["422"]["description"]
+        for path in ("/orders", "/bare", "/own")
+    )
+    assert validated == f"Validation Error. {unvalidated}"
+    assert "key-reused" in unvalidated
+    assert told == "Not for sale"
+
+
 def test_what_the_route_says_itself_is_kept(shop, idempotency):
     @shop.app.post("/own", openapi_extra={"x-mine": 1, "responses": {"410": {"x-more": 2}}})
     async def own(_: Annotated[Any, Depends(idempotency)]):

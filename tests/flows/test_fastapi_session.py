@@ -98,6 +98,21 @@ async def test_rows_are_there_when_the_response_is(books, key):
     assert books.items() == ["book"]
 
 
+async def test_the_store_may_be_over_an_async_engine(books):
+    store = SQLStore(books.async_engine, create=True)
+    shop = books.route(door=Idempotency(store=store, scope=tenant, session=books.session))
+    first = await shop.post(key="k")
+    again = await shop.post(key="k")
+    assert (replayed(first), replayed(again)) == (False, True)
+    assert books.items() == ["book"]
+
+
+async def test_a_store_that_cannot_share_is_refused_with_one_that_can(books):
+    words = r"give SQLStore\(url\), or SQLStore over an AsyncEngine"
+    with pytest.raises(SettingsError, match=words):
+        Idempotency(store="memory://", scope=tenant, session=books.session)
+
+
 @pytest.mark.parametrize("key", ["k", None])
 async def test_an_answer_that_is_an_error_takes_the_rows_back(books, key):
     def refuse(_session):
@@ -223,3 +238,21 @@ async def test_a_background_task_finds_the_rows_committed(books):
 
     assert (await books.shop.post("/both", key="k")).status_code == 200
     assert found == [["book"]]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_session_that_is_none_is_refused_and_nothing_is_run(books, key):
+    ran = []
+
+    def nothing():
+        return None
+
+    attempts = Depends(Idempotency(store=books.store, scope=tenant, session=nothing))
+
+    @books.shop.app.post("/blind")
+    def blind(attempt: Any = attempts):
+        ran.append(attempt)
+
+    answer = await books.shop.post("/blind", key=key)
+    assert answer.status_code == 500, answer.text
+    assert not ran

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 try:
     from fastapi import Depends, Security, routing
     from fastapi.dependencies.models import Dependant
-    from fastapi.dependencies.utils import get_parameterless_sub_dependant
+    from fastapi.dependencies.utils import get_flat_params, get_parameterless_sub_dependant
     from fastapi.exceptions import RequestValidationError
     from fastapi.utils import create_model_field, deep_dict_update
     from pydantic import BaseModel, ConfigDict
@@ -154,7 +154,7 @@ def _check_store(store: Store, session: Dependency | None) -> None:
     if session is not None and not hasattr(store, "bind"):
         raise SettingsError(
             f"{type(store).__name__} cannot share a transaction; with session=, give "
-            "SQLStore(engine) over the session's own database"
+            "SQLStore(url), or SQLStore over an AsyncEngine, on the session's own database"
         )
 
 
@@ -557,7 +557,8 @@ def _describe(placed: Any, ruling: Ruling) -> None:
     given = placed.openapi_extra or {}
     if "x-idempotency-retention" not in given:  # else by the route itself, before it was included
         told = {str(status) for status in placed.responses}
-        placed.openapi_extra = openapi.operation(ruling, _success(placed), told)
+        usual = _usual(placed, told)
+        placed.openapi_extra = openapi.operation(ruling, _success(placed), told, usual)
         if placed.body_field is not None:
             deep_dict_update(placed.openapi_extra, UNREADABLE)
         deep_dict_update(placed.openapi_extra, given)
@@ -568,6 +569,13 @@ def _describe(placed: Any, ruling: Ruling) -> None:
             name=openapi.SCHEMA, type_=IdempotencyProblem, mode="serialization"
         ),
     }
+
+
+def _usual(placed: Any, told: set[str]) -> dict[str, str]:
+    """What FastAPI says of a status by itself, and would be written over."""
+    validated = placed.body_field is not None or get_flat_params(placed.dependant)
+    own = told & {"422", "4XX", "default"}
+    return {"422": "Validation Error"} if validated and not own else {}
 
 
 def _success(placed: Any) -> str:

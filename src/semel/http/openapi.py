@@ -6,7 +6,8 @@ in, a part of an operation object comes out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from semel import keys
@@ -31,15 +32,22 @@ RETRY_AFTER: dict[str, Any] = {
     "schema": {"type": "integer", "minimum": 1},
 }
 
+NONE: Mapping[str, str] = MappingProxyType({})
 
-def operation(ruling: Ruling, success: str, told: Collection[str]) -> dict[str, Any]:
+
+def operation(
+    ruling: Ruling, success: str, told: Collection[str], usual: Mapping[str, str] = NONE
+) -> dict[str, Any]:
     """What to add to an operation whose usual answer is `success`.
 
-    `told` are the statuses that the API describes in its own words.
+    `told` are the statuses that the API describes in its own words; `usual` has what its framework
+    says of a status, which ours comes behind.
     """
+    responses: dict[str, Any] = {s: {"description": f"{words}."} for s, words in usual.items()}
+    responses[success] = {"headers": {"Idempotent-Replayed": REPLAYED}}
     said: dict[str, Any] = {
         "parameters": [parameter(ruling)],
-        "responses": {success: {"headers": {"Idempotent-Replayed": REPLAYED}}},
+        "responses": responses,
         "x-idempotency-retention": ruling.policy.terms.ttl_s,
     }
     for name in problems(ruling):
