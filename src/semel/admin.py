@@ -4,8 +4,8 @@ Every flow is one `async def` over a ledger. Async code awaits it, `await explai
 with `ledger = store.ledger(ASYNC)`; everybody else uses `Admin`, the same flows, blocking.
 
 A key is given as it was given to the guard: its text, with its tenant, and with operation or
-version where these are part of the identity; as a `Key`, such as `pay.key_for(7)`; or as its id
-in hexadecimal, from a listing.
+version where these are part of the identity, or with `http=True` if it came in a request; as a
+`Key`, such as `pay.key_for(7)`; or as its id in hexadecimal, from a listing.
 
 The easy mistake is to settle a record that has moved on since somebody looked at it. Nothing is
 settled but the attempt that was read: its fence must still be the current one.
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, Unpack, runtime_checkable
 
 from semel import keys
 from semel.codec import CODEC, Codec, decode_error, encode_error, type_path
@@ -35,6 +35,7 @@ __all__ = [
     "Changed",
     "NextCall",
     "Reading",
+    "Recordable",
     "Recovered",
     "Refused",
     "Retry",
@@ -58,13 +59,30 @@ Settlement: TypeAlias = Recovered | Retry | Exception
 """How to settle: it happened with this value, it did not happen, or it failed with this error."""
 
 
+# What a response may be settled with: a status below is not the end of one, one above is none.
+STATUSES = range(200, 600)
+
+
 class Identity(TypedDict, total=False):
-    """What besides its text makes a key, as in `keys.make_key`."""
+    """What besides its text makes a key, as in `keys.make_key`; `http`: it came in a request."""
 
     tenant: str
     operation: str
     per_operation: bool
     version: str
+    http: bool
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """A value that says itself how it is recorded for a key of a request.
+
+    `semel.http.Response` is one. The name is such that no value of yours has it by chance.
+    """
+
+    def __semel_outcome__(self) -> Outcome:
+        """What a door would record; `SettingsError` when it could not be sent."""
+        ...
 
 
 # --- what the flows answer ----------------------------------------------------------------------
@@ -156,7 +174,7 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
     """The identity that is meant. Whoever chooses keys can choose one that reads like an id."""
     if isinstance(key, Key):
         return key.id
-    id = keys.make_key(key, **identity).id
+    id = _named(key, identity).id
     if not isinstance(key, str) or not _HEX_ID.fullmatch(key):
         return id
     known = [one for one in (id, bytes.fromhex(key)) if await _is_known(ledger, one)]
@@ -166,6 +184,37 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
             "keys.make_key(text), or Key(bytes.fromhex(id), '')"
         )
     return known[0] if known else id
+
+
+def _named(text: str | bytes, identity: Identity) -> Key:
+    return keys.make_key(
+        text,
+        tenant=identity.get("tenant", ""),
+        operation=identity.get("operation", ""),
+        per_operation=identity.get("per_operation", False),
+        version=_version(identity),
+    )
+
+
+def _version(identity: Identity) -> str:
+    version = identity.get("version", "")
+    if not identity.get("http"):
+        return version
+    if version not in ("", keys.HTTP):
+        raise SettingsError(
+            f"a key that came in a request has no version, and version={version!r} was given "
+            "with http (--http); leave one of them out"
+        )
+    return keys.HTTP
+
+
+_REQUEST = re.compile(r"[A-Z-]+ /")
+
+
+def _by_request(record: Record, identity: Identity) -> bool:
+    """Did it come in a request? An id does not tell; whoever named it, or its operation, does."""
+    named = _version(identity) == keys.HTTP
+    return named or _REQUEST.match(record.key.operation) is not None
 
 
 async def _is_known(ledger: StoreLedger, id: bytes) -> bool:
@@ -402,13 +451,17 @@ async def resolve(
 
     `fence` is that of the attempt you looked at: if another one has begun since, nothing is
     changed. Without it, the attempt that is read here is settled. `ttl` is how long the
-    settlement is kept. `status` is that of the response, for a key that came in a request.
+    settlement is kept.
+
+    A key that came in a request is settled with a `semel.http.Response`, or with what JSON can
+    say and `status`, 200 unless given.
     """
-    outcome = _outcome(settlement, codec, status)
+    _check_status(settlement, status)
     ttl_s = None if ttl is None else _positive("ttl", ttl)
     record = await find(ledger, key, **identity)
     if record is None:
         return missing(key, identity)
+    outcome = _outcome(settlement, codec, status, http=_by_request(record, identity))
     fence = record.fence if fence is None else fence
     if await ledger.resolve(record.key.id, fence=fence, outcome=outcome, ttl_s=ttl_s):
         return Changed()
@@ -416,14 +469,42 @@ async def resolve(
     return missing(key, identity) if record is None else Refused(_why_open(record, fence))
 
 
-def _outcome(settlement: Settlement, codec: Codec, status: int | None) -> Outcome | None:
+def _check_status(settlement: Settlement, status: int | None) -> None:
+    if status is None:
+        return
+    if not isinstance(settlement, Recovered):
+        raise SettingsError(
+            f"status goes with Recovered(value), not with {type(settlement).__name__}; to settle "
+            'with a refusal: Recovered({"detail": "card declined"}), status=402'
+        )
+    if isinstance(settlement.value, Recordable):
+        raise SettingsError(
+            f"a {type(settlement.value).__name__} has its own status; leave status={status!r} out"
+        )
+    _check_range(status)
+
+
+def _check_range(status: object) -> None:
+    if not isinstance(status, int) or status not in STATUSES:
+        raise SettingsError(
+            f"status={status!r} is not that of a response; give a number from 200 to 599"
+        )
+
+
+def _outcome(
+    settlement: Settlement, codec: Codec, status: int | None, *, http: bool
+) -> Outcome | None:
     match settlement:
+        case Recovered(Recordable() as value) if http:
+            outcome = value.__semel_outcome__()
+            _check_range(outcome.status)
+            return outcome
         case Recovered(value):
             return Outcome("value", codec.encode(value), status)
         case Retry():
             return None
         case Exception():
-            return Outcome("error", encode_error(settlement), status)
+            return Outcome("error", encode_error(settlement))
         case other:
             raise SettingsError(
                 f"{other!r} settles nothing; give Recovered(value), Retry() or an exception"

@@ -7,11 +7,13 @@ import json
 import httpx
 import pytest
 
-from semel import admin
+from semel import admin, idempotent
 from semel.admin import Admin, Recovered, Retry
-from semel.http import IdempotencyMiddleware, Rule
-from semel.keys import HTTP
-from semel.stores import SQLiteStore
+from semel.colour import SYNC, run
+from semel.errors import SettingsError
+from semel.http import IdempotencyMiddleware, Response, Rule, WSGIMiddleware
+from semel.stores import MemoryStore, SQLiteStore
+from semel.values import Outcome
 
 KEY = {"Idempotency-Key": '"k"'}
 
@@ -51,7 +53,7 @@ async def client(path):
 
 
 def settle(desk, settlement, **more):
-    answer = desk.resolve("k", settlement, tenant="shop", version=HTTP, **more)
+    answer = desk.resolve("k", settlement, tenant="shop", http=True, **more)
     assert isinstance(answer, admin.Changed)
 
 
@@ -95,7 +97,7 @@ async def test_a_value_that_is_no_json_is_told_to_be_lost(client, desk):
 async def test_a_recorded_response_can_be_read_by_people(client, desk):
     settle(desk, Retry())
     await client.post("/orders", headers=KEY)
-    story = desk.explain("k", tenant="shop", version=HTTP)
+    story = desk.explain("k", tenant="shop", http=True)
     assert story.outcome.text == "201 | made"
     assert story.record.outcome.status == 201
     assert story.record.key.operation == "POST /orders"
@@ -103,3 +105,144 @@ async def test_a_recorded_response_can_be_read_by_people(client, desk):
 
 async def test_a_guard_of_the_same_key_is_not_blocked_by_a_client(client, desk, path):
     assert desk.explain("k", tenant="shop") is None
+
+
+# --- a status that cannot be ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [42, 0, -1, 100, 199, 600, True, 201.0, "201"])
+def test_a_status_that_is_none_is_refused_and_nothing_changes(client, desk, status):
+    with pytest.raises(SettingsError, match="200 to 599"):
+        settle(desk, Recovered(1), status=status)
+    assert desk.explain("k", tenant="shop", http=True).outcome is None
+
+
+@pytest.mark.parametrize("settlement", [Retry(), ValueError("card declined")], ids=repr)
+def test_a_status_goes_with_a_value(client, desk, settlement):
+    with pytest.raises(SettingsError, match="status goes with Recovered"):
+        settle(desk, settlement, status=402)
+    assert desk.explain("k", tenant="shop", http=True).outcome is None
+
+
+async def test_a_refusal_is_a_value_with_its_status(client, desk):
+    settle(desk, Recovered({"detail": "card declined"}), status=402)
+    answer = await client.post("/orders", headers=KEY)
+    assert (answer.status_code, answer.json()) == (402, {"detail": "card declined"})
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+async def test_a_status_without_a_body_is_answered_without_one(client, desk, status):
+    settle(desk, Recovered(None), status=status)
+    answer = await client.post("/orders", headers=KEY)
+    assert (answer.status_code, answer.content) == (status, b"")
+    assert "content-length" not in answer.headers
+    assert "content-type" not in answer.headers
+
+
+@pytest.mark.parametrize("status", [42, 1000, -1])
+async def test_an_odd_status_that_is_there_already_is_read_as_200(client, desk, path, status):
+    settle_past_the_checks(desk, path, Outcome("value", b'{"order":7}', status))
+    answer = await client.post("/orders", headers=KEY)
+    assert (answer.status_code, answer.json()) == (200, {"order": 7})
+
+
+async def test_a_recorded_message_with_an_odd_status_is_told_to_be_lost(client, desk, path):
+    settle_past_the_checks(desk, path, Outcome("value", b"42\r\n\r\nmade", 42))
+    answer = await client.post("/orders", headers=KEY)
+    assert answer.status_code == 410
+    assert answer.json()["type"] == "urn:semel:problem:response-not-kept"
+
+
+def settle_past_the_checks(desk, path, outcome):
+    """As a release did that took any number."""
+    record = desk.explain("k", tenant="shop", http=True).record
+    store = SQLiteStore(path)
+    settled = store.ledger(SYNC).resolve(
+        record.key.id, fence=record.fence, outcome=outcome, ttl_s=None
+    )
+    assert run(settled)
+    store.close()
+
+
+def test_an_odd_status_does_not_break_a_wsgi_door():
+    store = MemoryStore()
+
+    def app(environ, start_response):
+        raise ConnectionError("the bank did not answer")
+
+    door = WSGIMiddleware(app, store=store, scope="shop", rule=Rule(on_error="hold"))
+    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://shop") as client:
+        with pytest.raises(ConnectionError):
+            client.post("/orders", headers=KEY)
+        record = Admin(store).explain("k", tenant="shop", http=True).record
+        odd = Outcome("value", b"7", 42)
+        ledger = store.ledger(SYNC)
+        assert run(ledger.resolve(record.key.id, fence=record.fence, outcome=odd, ttl_s=None))
+        assert client.post("/orders", headers=KEY).status_code == 200
+
+
+# --- a whole response -----------------------------------------------------------------------------
+
+
+async def test_it_may_be_settled_with_a_whole_response(client, desk):
+    headers = ((b"content-type", b"text/plain"), (b"location", b"/orders/7"))
+    settle(desk, Recovered(Response(201, headers, b"order 7")))
+    answer = await client.post("/orders", headers=KEY)
+    assert (answer.status_code, answer.text) == (201, "order 7")
+    assert answer.headers["location"] == "/orders/7"
+    assert answer.headers["idempotent-replayed"] == "true"
+    story = desk.explain("k", tenant="shop", http=True)
+    assert story.record.outcome.status == 201
+    assert story.outcome.text.startswith("201 | content-type: text/plain | ")
+
+
+async def test_a_response_keeps_what_a_door_would_keep(client, desk):
+    headers = ((b"set-cookie", b"session=1"), (b"content-length", b"99"), (b"x-order", b"7"))
+    settle(desk, Recovered(Response(201, headers, b"made")))
+    answer = await client.post("/orders", headers=KEY)
+    assert answer.content == b"made"
+    assert answer.headers["x-order"] == "7"
+    assert "set-cookie" not in answer.headers
+
+
+async def test_a_response_without_its_body_was_not_kept(client, desk):
+    settle(desk, Recovered(Response(201, (), None)))
+    answer = await client.post("/orders", headers=KEY)
+    assert answer.status_code == 410
+    assert desk.explain("k", tenant="shop", http=True).record.outcome.status == 201
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        (Response(42, (), b""), "200 to 599"),
+        (Response(201, (), "made"), "bytes"),
+        (Response(201, (("x-order", "7"),), b""), "bytes"),
+        (Response(201, {b"x-order": b"7"}, b""), "pairs of bytes"),
+    ],
+)
+def test_a_response_that_cannot_be_sent_is_refused(client, desk, response, why):
+    with pytest.raises(SettingsError, match=why):
+        settle(desk, Recovered(response))
+    assert desk.explain("k", tenant="shop", http=True).outcome is None
+
+
+def test_a_response_has_a_status_of_its_own(client, desk):
+    with pytest.raises(SettingsError, match="Response has its own status"):
+        settle(desk, Recovered(Response(201, (), b"")), status=202)
+
+
+def test_a_guarded_function_may_return_a_response():
+    """It was recorded by the codec, and is settled by it."""
+    store, runs = MemoryStore(), []
+
+    @idempotent(store=store, key="page", on_crash="hold")
+    def page():
+        runs.append(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        page()
+    assert Admin(store).resolve("page", Recovered(Response(201, (), b"made")))
+    assert page() == Response(201, (), b"made")
+    assert len(runs) == 1

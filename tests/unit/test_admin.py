@@ -18,7 +18,7 @@ from semel.errors import (
     ResultLostError,
     SettingsError,
 )
-from semel.keys import make_key, new_attempt
+from semel.keys import HTTP, make_key, new_attempt
 from semel.stores.memory import MemoryStore
 from semel.stores.rules import PAST_KEPT
 from semel.testing.clock import FakeClock
@@ -288,6 +288,22 @@ def test_a_key_is_found_by_text_by_key_and_by_id(desk, ledger, identity):
     assert desk.explain(key).record.key == key
     assert desk.explain(key.id.hex()).record.key == key
     assert desk.explain(key.id.hex().upper()).record.key == key
+
+
+def test_a_key_of_a_request_is_found_with_http(desk, ledger):
+    key = claim(ledger, tenant="acme", version=HTTP).key
+
+    assert desk.explain("invoice:7", tenant="acme", http=True).record.key == key
+    assert desk.explain("invoice:7", tenant="acme") is None
+    assert desk.explain(key, http=True).record.key == key
+    assert desk.resolve("invoice:7", Retry(), tenant="acme", http=True).why
+    assert desk.forget("invoice:7", tenant="acme", http=True, force=True)
+
+
+def test_a_key_of_a_request_has_no_version(desk):
+    for verb in (desk.explain, desk.forget):
+        with pytest.raises(SettingsError, match="leave one of them out"):
+            verb("invoice:7", version="2", http=True)
 
 
 def test_keys_of_bytes_and_of_guarded_functions_are_found(desk, ledger, store):

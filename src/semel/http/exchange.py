@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from semel.admin import STATUSES
 from semel.attempt import CURRENT, Attempt, leave
 from semel.call import Call, Raised, told
 from semel.colour import Colour
@@ -224,8 +225,10 @@ class Exchange(Call):
         found = super().replay(outcome)
         if isinstance(found, Raised):
             return found
+        status = outcome.status or 200
         try:
-            return protocol.as_json(outcome.status or 200, found)
+            # A server breaks on a number that is no status, which somebody may have typed.
+            return protocol.as_json(status if status in STATUSES else 200, found)
         except ValueError as error:
             return Raised(self._result_lost("cannot be read", told(error).encode()))
 

@@ -28,9 +28,10 @@ from semel.errors import (
     ReplayedError,
     ResultLostError,
     SemelError,
+    SettingsError,
     StoreUnavailableError,
 )
-from semel.values import value
+from semel.values import Outcome, value
 
 KEY_HEADER = b"idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -74,6 +75,18 @@ class Response:
     status: int
     headers: tuple[Header, ...]
     body: bytes | None
+
+    def __semel_outcome__(self) -> Outcome:
+        """How `admin.resolve` records it: as a door does."""
+        if self.body is None:
+            return Outcome("lost", b"its body was not given", self.status)
+        try:
+            return Outcome("value", written(self), self.status)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SettingsError(
+                "a Response has a number, headers as pairs of bytes, and a body of bytes, such as "
+                f"Response(201, ((b'content-type', b'text/plain'),), b'made'); this one: {error}"
+            ) from error
 
 
 # --- the key ------------------------------------------------------------------------------------
@@ -243,13 +256,19 @@ def read(data: bytes) -> Response:
     if not end:
         raise ValueError("it is no recorded response")
     status, *lines = head.split(b"\r\n")
-    if not status.isdigit():
+    if not (status.isdigit() and b"100" <= status <= b"999" and len(status) == 3):  # noqa: PLR2004
         raise ValueError("it has no status")
     return Response(int(status), tuple(_header(line) for line in lines), body)
 
 
+# RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5: a server refuses to send a body with these.
+WITHOUT_BODY = (204, 205, 304)
+
+
 def as_json(status: int, found: Any) -> Response:
     """A response that says this; ValueError when JSON cannot."""
+    if status in WITHOUT_BODY:
+        return Response(status, (), b"")
     try:
         body = json.dumps(found, allow_nan=False).encode()
     except (TypeError, RecursionError) as error:
