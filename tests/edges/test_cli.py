@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from rich.cells import cell_len
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -732,8 +733,9 @@ def foreign_files(path):
     return {
         f"sqlite:///{path}/source.py": "file is not a database",
         f"sqlite:///{path}/empty.db": "no tables of SQLiteStore",
-        f"sqlite:///{path}/other.db": "no tables of SQLiteStore",
-        f"sqlite:///{path}/sql.db": "SQLiteStore did not make",
+        f"sqlite:///{path}/other.db": f"has other tables; for tables in your application's "
+        f"database use sqlite+pysqlite:///{path}/other.db",
+        f"sqlite:///{path}/sql.db": f"made by SQLStore; write sqlite+pysqlite:///{path}/sql.db",
         f"sqlite:///{path}/newer.db": "upgrade Semel",
         f"sqlite:///{path}/hollow.db": "no such table",
         f"sqlite:///{path}/nodir/x.db": "nor a folder to make it in",
@@ -765,13 +767,42 @@ def test_check_looks_at_what_is_on_disk_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["sqlite:///{}/source.py", "sqlite:///{}/sql.db", "file://{}/full"]
+    "name",
+    [
+        "sqlite:///{}/source.py",
+        "sqlite:///{}/sql.db",
+        "sqlite:///{}/other.db",
+        "file://{}/full",
+    ],
 )
 def test_init_makes_nothing_in_a_strangers_place(name, tmp_path):
     foreign_files(tmp_path)
     before = everything_below(tmp_path)
     assert semel_cli("db", "init", name.format(tmp_path)).exit_code == 1
     assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("words", [("ledger", "list"), ("db", "check"), ("db", "init")])
+def test_an_applications_own_database_is_opened_by_the_url_it_is_told(words, tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id TEXT)")
+        connection.exec_driver_sql("PRAGMA user_version = 7")  # as the application's migrations do
+    run(SQLStore(engine, create=True).ledger(SYNC).look(b"none"))
+    engine.dispose()
+
+    refused = semel_cli(*words, f"sqlite:///{tmp_path}/shop.db")
+    assert refused.exit_code != 0
+    told = re.search(r"made by SQLStore; write (\S+)$", refused.stderr.strip())
+    assert told is not None, refused.stderr
+    assert semel_cli(*words, told[1]).exit_code == 0
+
+
+def test_the_url_in_a_report_is_the_one_to_paste(tmp_path):
+    url = f"sqlite+pysqlite:///{tmp_path}/shop.db"
+    for verb in ("check", "init"):
+        shown = semel_cli("db", verb, url).stdout.partition(": schema version")[0]
+        assert shown == url
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])

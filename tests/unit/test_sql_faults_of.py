@@ -8,6 +8,7 @@ import psycopg
 import pymysql
 import pytest
 from sqlalchemy import exc
+from sqlalchemy.engine import make_url
 
 from semel.errors import SettingsError, StoreUnavailableError
 from semel.stores.sql.faults import (
@@ -18,6 +19,7 @@ from semel.stores.sql.faults import (
     pause_s,
     unavailable,
 )
+from semel.stores.sql.lines import place
 
 
 def sqlite_error(statement, setup=""):
@@ -104,10 +106,32 @@ def test_what_leaves_says_what_to_check():
 
 
 def test_a_missing_table_says_what_to_run():
-    left = unavailable("sqlite:///a.db", sqlite_error("SELECT * FROM idempotency"))
+    left = unavailable("mysql://db/x", pymysql.err.ProgrammingError(1146, "doesn't exist"))
     assert isinstance(left, SettingsError)
-    assert "semel db init" in str(left)
+    assert "`semel db init URL`" in str(left)
     assert "create=True" in str(left)
+
+
+def test_a_missing_table_in_a_file_says_the_whole_command():
+    where = place(make_url("sqlite+aiosqlite:///my shop.db"))
+    left = unavailable(where, sqlite_error("SELECT * FROM idempotency"))
+    assert isinstance(left, SettingsError)
+    assert "run `semel db init 'sqlite+pysqlite:///my shop.db'`" in str(left)
+
+
+def test_a_file_of_the_other_store_says_how_to_open_it():
+    error = sqlite_error("SELECT b FROM t", "CREATE TABLE t (a)")
+    left = unavailable(place(make_url("sqlite:///a.db")), error)
+    assert "semel.connect('sqlite:///a.db')" in str(left)
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL])
+def test_a_file_is_no_server(code):
+    left = unavailable("sqlite+pysqlite:///a.db", sqlite_coded(code))
+    assert isinstance(left, StoreUnavailableError)
+    assert "server" not in str(left)
+    busy = code == sqlite3.SQLITE_BUSY
+    assert ("another connection is writing to this file" in str(left)) is busy
 
 
 @pytest.mark.parametrize(

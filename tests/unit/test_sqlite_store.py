@@ -19,7 +19,9 @@ import pytest
 from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, SemelError, SettingsError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
+from semel.stores import connect
 from semel.stores.rules import Claiming
+from semel.stores.sql import init
 from semel.stores.sqlite import SQLiteStore, connections, form, records
 from semel.stores.sqlite.schema import COLUMNS
 from semel.testing.clock import FakeClock
@@ -186,6 +188,32 @@ def test_a_table_that_another_store_made_is_refused_and_left_alone(path):
             SQLiteStore(path)
         assert shell.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert shell.execute("PRAGMA user_version").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("version", [0, 1, 7])
+def test_an_applications_database_is_refused_and_left_alone(path, version):
+    with contextlib.closing(sqlite3.connect(path)) as shell:
+        shell.execute("CREATE TABLE orders (id TEXT)")
+        shell.execute(f"PRAGMA user_version = {version}")  # as its migrations do
+        with pytest.raises(SettingsError, match=f"use sqlite\\+pysqlite:///{path}"):
+            SQLiteStore(path)
+        assert shell.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert shell.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def test_tables_that_came_later_do_not_make_a_file_anothers(store, path, shell):
+    shell.execute("CREATE TABLE notes (id TEXT)")
+    store.close()
+    SQLiteStore(path).close()
+
+
+@pytest.mark.parametrize("version", [0, 1, 7])
+def test_a_file_of_the_sql_store_says_what_to_write(path, version):
+    init(f"sqlite+pysqlite:///{path}")
+    with contextlib.closing(sqlite3.connect(path)) as shell:
+        shell.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(SettingsError, match=f"made by SQLStore; write sqlite\\+pysqlite:///{path}"):
+        connect(f"sqlite:///{path}")
 
 
 def test_a_file_that_is_no_database_is_corrupt(path):

@@ -84,11 +84,13 @@ def _file(path: str) -> Found:
 
 
 def _tables(path: str, connection: sqlite3.Connection) -> Found:
-    from semel.stores.sqlite.schema import FLOOR, SELECT, VERSION, user_version
+    from semel.stores.sqlite.schema import FLOOR, SELECT, VERSION, foreign, user_version
 
     version = user_version(connection)
+    if problem := foreign(connection, path):
+        return Found(path, problem=problem)
     if version < VERSION:
-        return _without_version(path, connection)
+        return Found(path, problem=f"{path} has no tables of SQLiteStore; {INIT}", free=True)
     if version > VERSION:
         newer = (
             f"{path} has user_version {version}, this version of Semel knows {VERSION}; upgrade "
@@ -98,13 +100,3 @@ def _tables(path: str, connection: sqlite3.Connection) -> Found:
     connection.execute(SELECT, (b"",)).fetchone()
     connection.execute(FLOOR).fetchone()
     return Found(path, version)
-
-
-def _without_version(path: str, connection: sqlite3.Connection) -> Found:
-    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'").fetchone():
-        theirs = (
-            f"{path} has a table idempotency that SQLiteStore did not make; check it with the URL "
-            "of the store that made it, sqlite+pysqlite:///path.db perhaps"
-        )
-        return Found(path, problem=theirs)
-    return Found(path, problem=f"{path} has no tables of SQLiteStore; {INIT}", free=True)

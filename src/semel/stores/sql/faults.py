@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import random
 import re
+import shlex
 from typing import Any
 
 from sqlalchemy import exc
@@ -150,18 +151,24 @@ def _sqlite_fault(error: Any) -> Fault:
 
 
 def no_table(where: str) -> NoTableError:
+    url = shlex.quote(where) if _is_file(where) else "URL"  # a server's lacks its user
     return NoTableError(
-        f"there is no table idempotency in {where}; run `semel db init URL`, "
+        f"there is no table idempotency in {where}; run `semel db init {url}`, "
         "or open the store with SQLStore(..., create=True)"
     )
 
 
+def _is_file(where: str) -> bool:
+    return where.startswith("sqlite")
+
+
 def foreign(where: str, said: str) -> SettingsError:
     """The table has our name and other columns; in an SQLite file, most likely SQLiteStore's."""
-    if where.startswith("sqlite"):
+    if _is_file(where):
+        url = where.replace("sqlite+pysqlite:", "sqlite:", 1)
         return SettingsError(
             f"{where} was made by SQLiteStore, or by something else ({said}); open a file of "
-            f"SQLiteStore with semel.connect({where!r}), or give SQLStore another file"
+            f"SQLiteStore with semel.connect({url!r}), or give SQLStore another file"
         )
     return SettingsError(
         f"the table idempotency in {where} is not as it should be ({said}); "
@@ -202,6 +209,18 @@ def unavailable(where: str, error: BaseException) -> SemelError:
                 f"a row of {where} is locked by another transaction: {said}; "
                 "commit or roll back what holds it"
             )
-    return StoreUnavailableError(
-        f"{where} did not answer: {said}; check that the server is up and takes connections"
-    )
+    return _silent(where, fault, said)
+
+
+def _silent(where: str, fault: Fault, said: str) -> StoreUnavailableError:
+    """A file has no server that could be down: it is busy, or out of reach."""
+    if not _is_file(where):
+        advice = "check that the server is up and takes connections"
+    elif fault is Fault.AGAIN:
+        return StoreUnavailableError(
+            f"another connection is writing to this file, {where}: {said}; commit or roll back "
+            "what holds it"
+        )
+    else:
+        advice = "check free space, and the permissions of the file and its directory"
+    return StoreUnavailableError(f"{where} did not answer: {said}; {advice}")

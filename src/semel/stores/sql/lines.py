@@ -161,8 +161,12 @@ def _on_connect(engine: sa.Engine, database: str) -> None:
 
 
 def place(url: URL) -> str:
-    """The database as it may be named in an error: without user and password."""
+    """The database as it may be named in an error: without user and password.
+
+    It can be pasted into `semel db init`, where `sqlite:` alone would mean SQLiteStore.
+    """
     scheme = url.get_backend_name()
+    scheme = "sqlite+pysqlite" if scheme == "sqlite" else scheme
     return URL.create(
         scheme, host=url.host, port=url.port, database=url.database
     ).render_as_string()

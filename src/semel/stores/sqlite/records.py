@@ -51,14 +51,14 @@ class Rows:
 
     def prepare(self) -> None:
         """Make or check the schema. A file that says it has one is never given an empty one."""
+        path = self._connections.path
         version = self._connections.read(user_version)
+        self._connections.read(lambda c: refuse_foreign(c, path))
         if version > VERSION:
             raise SettingsError(
-                f"{self._connections.path} has user_version {version}, this version of Semel knows "
+                f"{path} has user_version {version}, this version of Semel knows "
                 f"{VERSION}; upgrade Semel, or give SQLiteStore a file of its own"
             )
-        if version < VERSION:
-            self._connections.read(refuse_foreign)
         self._connections.read(wal)
         if version < VERSION:
             self._connections.write(create)

@@ -112,14 +112,45 @@ def user_version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def refuse_foreign(connection: sqlite3.Connection) -> None:
+OWN: Final = {"idempotency", "idempotency_floor"}
+
+
+def refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
     """Before anything is changed in a file that is another's, its journal mode included."""
-    made = "SELECT 1 FROM sqlite_schema WHERE name = 'idempotency'"
-    if connection.execute(made).fetchone() and user_version(connection) < VERSION:
-        raise SettingsError(
-            "this file has a table idempotency that SQLiteStore did not make; open it with the "
-            "store that made it, SQLStore perhaps, or give SQLiteStore a file of its own"
+    if problem := foreign(connection, path):
+        raise SettingsError(problem)
+
+
+def foreign(connection: sqlite3.Connection, path: str) -> str:
+    """Whose tables these are, if not ours, and what to write instead; "" if ours, or none.
+
+    `user_version` alone does not tell: an application's migrations count with it too.
+    """
+    names = _names(connection)
+    theirs = f"sqlite+pysqlite:///{path}"
+    if _is_sql_store(connection, names):
+        return f"{path} was made by SQLStore; write {theirs}"
+    if not names or (names & OWN and user_version(connection) >= VERSION):
+        return ""
+    if "idempotency" in names:
+        return (
+            f"{path} has a table idempotency that SQLiteStore did not make; open it with the "
+            "store that made it, or give SQLiteStore a file of its own"
         )
+    return (
+        f"{path} has other tables; for tables in your application's database use {theirs}, or "
+        "give SQLiteStore a file of its own"
+    )
+
+
+def _names(connection: sqlite3.Connection) -> set[str]:
+    select = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB 'sqlite_*'"
+    return {name for (name,) in connection.execute(select)}
+
+
+def _is_sql_store(connection: sqlite3.Connection, names: set[str]) -> bool:
+    columns = "SELECT 1 FROM pragma_table_info('idempotency') WHERE name = 'lease_until'"
+    return "semel_schema" in names or connection.execute(columns).fetchone() is not None
 
 
 def create(connection: sqlite3.Connection) -> None:
