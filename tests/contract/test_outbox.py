@@ -1028,7 +1028,7 @@ async def test_a_standby_is_refused(postgres_desk):
         dialect = postgres_desk.lines.dialect
 
         async def fetch(self, statement, params=()):
-            return [(5, 1, True)]
+            return [(5, 1, True, 1, "now")]
 
     with pytest.raises(SettingsError, match="primary"):
         run(decided(Standby()))

@@ -19,7 +19,9 @@ from semel.http.sqlalchemy import SqlAlchemyIdempotency
 from semel.keys import make_key, new_attempt
 from semel.outbox import Event, Outbox
 from semel.stores.sql import SQLStore, init
+from semel.stores.sql.bound import bound_link
 from semel.stores.sql.lines import parse, with_driver
+from semel.stores.sql.outbox_watermark import decided
 from semel.values import Outcome, Terms
 
 OUTBOX = Outbox(routes={"placed": "orders"})
@@ -343,3 +345,37 @@ def test_a_response_stays_when_another_savepoint_goes(shop, steps):
     steps.session.begin_nested().rollback()
     steps.session.commit()
     assert (shop.charges(), steps.record()) == (1, "COMPLETED")
+
+
+# --- readers of the outbox ----------------------------------------------------------------------
+
+
+def far(connection):
+    return run(decided(bound_link(connection)))
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_reader_with_one_snapshot_for_everything_is_refused(postgres_url, level):
+    """It would be told of ids whose rows it cannot see, and go on behind them."""
+    shop = Shop(postgres_url)
+    old = shop.engine.execution_options(isolation_level=level)
+    with old.connect() as connection, pytest.raises(SettingsError, match="READ COMMITTED"):
+        far(connection)
+    with shop.engine.connect() as connection:
+        assert far(connection) == 0
+    alone = shop.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with alone.connect() as connection:
+        connection.exec_driver_sql(f"SET default_transaction_isolation TO '{level}'")
+        assert far(connection) == 0
+        connection.invalidate()
+    shop.close()
+
+
+def test_ids_that_are_given_out_in_bundles_are_refused(postgres_url):
+    """One connection's bundle lies below what another has committed long ago."""
+    shop = Shop(postgres_url)
+    with shop.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER SEQUENCE event_outbox_id_seq CACHE 10")
+    with shop.engine.connect() as connection, pytest.raises(SettingsError, match="CACHE 1"):
+        far(connection)
+    shop.close()

@@ -16,7 +16,8 @@ What is easy to get wrong, each with its test in `tests/contract/test_outbox.py`
 - a lock taken in a savepoint ends with it, so it is taken at COMMIT, behind all of them;
 - the reader looks at the sequence, then at the locks, then at the rows, in three statements, each
   with a snapshot of its own (READ COMMITTED): in one statement it passes rows over;
-- a standby knows nothing of the writers' locks.
+- a standby knows nothing of the writers' locks;
+- a sequence with a CACHE gives a connection ids in bundles, which lie below others' by then.
 
 On SQLite there is one writer at a time, and ids are committed in their order. MariaDB and MySQL
 have no lock that ends with the transaction; a reader there takes the rows that it finds and
@@ -41,10 +42,15 @@ KEY = f"(({_PLACE} << 48) | {_LAST})"
 LOCKED = f"pg_advisory_xact_lock_shared({KEY})::text"
 """For a writer, over the sequence as `s`: held from here to the end of the transaction."""
 
-_ASKED = f"SELECT {_LAST}, {_PLACE}, pg_is_in_recovery() FROM {ID_SEQUENCE} AS s"  # noqa: S608
+_ASKED = f"""
+SELECT {_LAST}, {_PLACE}, pg_is_in_recovery(), q.seqcache, now()::text
+FROM {ID_SEQUENCE} AS s JOIN pg_sequence AS q ON q.seqrelid = s.tableoid"""  # noqa: S608
 
+# Within one transaction now() stands still.
 _HELD = """
-SELECT min(((l.classid::int8 & 65535) << 32) | l.objid::int8) FROM pg_locks AS l
+SELECT min(((l.classid::int8 & 65535) << 32) | l.objid::int8), now()::text,
+    current_setting('transaction_isolation')
+FROM pg_locks AS l
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND (l.classid::int8 >> 16) = ?::int8
     AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"""
 
@@ -68,11 +74,25 @@ async def decided(link: Link) -> int | None:
 
 
 async def _below_the_writers(link: Link) -> int:
-    [(last, place, standby)] = await link.fetch(_ASKED)
+    [(last, place, standby, cache, began)] = await link.fetch(_ASKED)
+    _refuse_ids(standby=standby, cache=cache)
+    [(held, still, level)] = await link.fetch(_HELD, [place])
+    if still == began and level != "read committed":
+        raise SettingsError(
+            f"this transaction is {level.upper()}, so it cannot see what was committed since it "
+            "began; read the outbox with READ COMMITTED, or in autocommit mode"
+        )
+    return int(last) if held is None else min(int(last), int(held))
+
+
+def _refuse_ids(*, standby: bool, cache: int) -> None:
     if standby:
         raise SettingsError(
             "this server is a standby, where the locks of those who write cannot be seen; read "
             "the outbox on the primary"
         )
-    [(held,)] = await link.fetch(_HELD, [place])
-    return int(last) if held is None else min(int(last), int(held))
+    if cache != 1:
+        raise SettingsError(
+            f"{ID_SEQUENCE} gives out ids in bundles of {cache}, so that they say nothing about "
+            f"what is still to come; ALTER SEQUENCE {ID_SEQUENCE} CACHE 1, and connect anew"
+        )
