@@ -1,7 +1,6 @@
 import json
 from uuid import uuid4
 
-import django
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, connection, models, transaction
@@ -9,6 +8,7 @@ from django.db.models.signals import post_save
 from django.http import JsonResponse
 from django.test import RequestFactory
 from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
 
 from semel.guard import Recovered, Retry
 from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of
@@ -16,12 +16,13 @@ from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of
 settings.configure(
     ALLOWED_HOSTS=["*"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django-shop.db"}},
+    MIDDLEWARE=["django.middleware.csrf.CsrfViewMiddleware"],
     ROOT_URLCONF=__name__,
 )
-django.setup()
+site = get_wsgi_application()  # first: no model can be imported or made before
 
 
-# --- a view
+# --- shop/models.py
 class Order(models.Model):
     amount = models.IntegerField()
     key = models.UUIDField(unique=True, null=True)
@@ -33,6 +34,8 @@ class Order(models.Model):
         return f"order {self.id}"
 
 
+# --- shop/views.py
+@csrf_exempt
 @transaction.atomic
 def place_order(request):
     attempt = attempt_of(request)  # None without a key
@@ -68,7 +71,7 @@ def customer_of(request):
 
 
 application = WSGIMiddleware(
-    get_wsgi_application(),
+    site,
     store="sqlite:///django-semel.db",
     scope=customer_of,
     routes={"/orders": Rule(key="required", on_crash=find_order)},

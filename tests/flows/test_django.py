@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
+import subprocess
 import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -346,3 +349,54 @@ def test_a_request_is_finished_once(site, path):
     finally:
         request_finished.disconnect(finish)
     assert finished == [1]
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-it-with-django.md"
+
+ASK = """
+from django.core.management import call_command
+from mysite.wsgi import application
+
+call_command("makemigrations", "shop", verbosity=0)
+call_command("migrate", verbosity=0)
+from werkzeug.test import Client
+
+client = Client(application)
+headers = {"Authorization": "Bearer ann-1", "Idempotency-Key": "k"}
+for _ in range(2):
+    answer = client.post("/orders", json={"amount": 40}, headers=headers)
+    print(answer.status_code, answer.text, answer.headers.get("Idempotent-Replayed"))
+"""
+
+
+def test_the_page_can_be_followed_in_a_new_project(tmp_path):
+    head, model, imports, view, wsgi_head, wsgi, after_crash = re.findall(
+        r"^```py(?:thon)?\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    python(tmp_path, "-m", "django", "startproject", "mysite", ".")
+    python(tmp_path, "-m", "django", "startapp", "shop")
+    (tmp_path / "shop" / "models.py").write_text(head + model)
+    (tmp_path / "shop" / "views.py").write_text(imports + view + after_crash)
+    (tmp_path / "mysite" / "wsgi.py").write_text(wsgi_head + wsgi)
+    with (tmp_path / "mysite" / "settings.py").open("a") as file:
+        file.write('INSTALLED_APPS += ["shop"]\n')
+    with (tmp_path / "mysite" / "urls.py").open("a") as file:
+        file.write("from shop.views import place_order\n")
+        file.write('urlpatterns += [path("orders", place_order)]\n')
+    said = python(tmp_path, "-c", ASK)
+    assert said.splitlines() == ['201 {"order": 1} None', '201 {"order": 1} true']
+
+
+def python(folder, *words):
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
