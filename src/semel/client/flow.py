@@ -131,7 +131,11 @@ class Sender:
         bound = not made and await self._bind(wire, body)
         response = await self._deliver(wire, repeatable=repeats and body is not None)
         if bound:
-            await self._answered(wire, response)
+            try:
+                await self._answered(wire, response)
+            except BaseException:  # cancelled: nobody else will close it
+                await wire.close(response)
+                raise
         return response
 
     def _give_key(self, wire: Wire[R]) -> bool:
@@ -141,6 +145,8 @@ class Sender:
         elif wire.key is None and wire.method in self.methods:
             wire.set_key(quoted(new_key()))
             return True
+        elif wire.key is None:
+            wire.set_key(None)  # blank: some servers would take it for a key, others for none
         return False
 
     async def _bind(self, wire: Wire[R], body: bytes | None) -> bool:

@@ -26,8 +26,8 @@ except ImportError as error:
     raise SettingsError("httpx is not installed: pip install 'semel[httpx]'") from error
 
 from semel.client.flow import HELD, METHODS, Sender, World
-from semel.client.intents import HEADER, Intents
-from semel.client.retry import Head, Patience, head_of, media_type
+from semel.client.intents import HEADER, Intents, said
+from semel.client.retry import Head, Patience, head_of, is_problem, media_type
 from semel.colour import run
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport"]
@@ -114,8 +114,7 @@ class _Request:
 
     @property
     def key(self) -> str | None:
-        header: str | None = self.request.headers.get(HEADER)
-        return header or None
+        return said(self.request.headers.get(HEADER))
 
     def set_key(self, header: str | None) -> None:
         if header is not None:
@@ -160,8 +159,8 @@ def _can_be_whole(response: httpx.Response) -> bool:
 
 
 def _decoded(response: httpx.Response) -> bytes | None:
-    """The body, if it is in memory. Read from a copy: only the client may read this one."""
-    if not isinstance(response.stream, httpx.ByteStream):
+    """A problem's body, if it is in memory. From a copy: only the client may read this one."""
+    if not (is_problem(response.headers) and isinstance(response.stream, httpx.ByteStream)):
         return None
     try:
         copy = httpx.Response(200, headers=response.headers, content=b"".join(response.stream))

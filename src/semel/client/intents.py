@@ -52,7 +52,10 @@ TABLES: Final = "SELECT name FROM sqlite_schema WHERE type = 'table'"
 FIND: Final = "SELECT idempotency_key, created_us, answered_us FROM semel_intents WHERE name = ?"
 ADD: Final = "INSERT INTO semel_intents (name, idempotency_key, created_us) VALUES (?, ?, ?)"
 DROP: Final = "DELETE FROM semel_intents WHERE name = ?"
-BOUND: Final = "SELECT name, request_hash FROM semel_intents WHERE idempotency_key = ?"
+BOUND: Final = (
+    "SELECT name, request_hash, idempotency_key, created_us, answered_us FROM semel_intents "
+    "WHERE idempotency_key = ?"
+)
 BIND: Final = "UPDATE semel_intents SET request_hash = ? WHERE idempotency_key = ?"
 ANSWER: Final = (
     "UPDATE semel_intents SET answered_us = ? WHERE idempotency_key = ? AND answered_us IS NULL"
@@ -152,7 +155,12 @@ class Intents:
         found = self._file.select(BOUND, (key,))
         if found is None:
             return False
-        name, bound = found
+        name, bound, *row = found
+        if not self._is_current(name, tuple(row), self._clock.now_us()):
+            raise SettingsError(
+                f"intent {name!r} was answered and its time is over: the server may have "
+                f"forgotten its key. Ask intents.headers({name!r}) again for a new request"
+            )
         if fingerprint is None:
             raise SettingsError(
                 f"the body of intent {name!r} is a stream, or too large to hold, so that it could "
@@ -200,6 +208,11 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
+def said(header: str | None) -> str | None:
+    """The header, if it holds a key: blanks and empty quotes are none."""
+    return header if header and header.strip(' \t"') else None
+
+
 def quoted(key: str) -> str:
     """As a string of a structured field (RFC 8941): what the draft asks of the header."""
     return f'"{key}"'
@@ -236,7 +249,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _bound(connection: sqlite3.Connection, key: str, name: str, fingerprint: bytes) -> bool:
-    _, found = connection.execute(BOUND, (key,)).fetchone() or (name, fingerprint)
+    _, found, *_ = connection.execute(BOUND, (key,)).fetchone() or (name, fingerprint)
     if found is None:
         connection.execute(BIND, (fingerprint, key))
     else:

@@ -26,7 +26,7 @@ except ImportError as error:
     raise SettingsError("requests is not installed: pip install 'semel[requests]'") from error
 
 from semel.client.flow import HELD, METHODS, Sender, World
-from semel.client.intents import HEADER, Intents
+from semel.client.intents import HEADER, Intents, said
 from semel.client.retry import Head, Patience, head_of
 from semel.colour import run
 
@@ -38,6 +38,11 @@ FAULTS: Final = (
     requests.exceptions.Timeout,
     requests.exceptions.ChunkedEncodingError,
 )
+
+
+# Statuses without a body, and how urllib3 calls the version in which others tell its length.
+BARE: Final = frozenset({204, 304})
+HTTP_1_1: Final = 11
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -103,7 +108,7 @@ class _Wire:
     @property
     def key(self) -> str | None:
         header: str | bytes | None = self.request.headers.get(HEADER)
-        return (header.decode("latin-1") if isinstance(header, bytes) else header) or None
+        return said(header.decode("latin-1") if isinstance(header, bytes) else header)
 
     def set_key(self, header: str | None) -> None:
         if header is not None:
@@ -146,7 +151,15 @@ class _Wire:
 
     def head(self, response: requests.Response, wall_s: float) -> Head:
         body = response.content if self._was_read(response) else None
-        return head_of(response.status_code, response.headers, wall_s=wall_s, body=body)
+        cut = body == b"" and self._may_be_cut(response)
+        return head_of(response.status_code, response.headers, wall_s=wall_s, body=body, cut=cut)
+
+    def _may_be_cut(self, response: requests.Response) -> bool:
+        """http.client takes a head that breaks off for a whole one: without a length, mostly."""
+        wants_length = self.method != "HEAD" and response.status_code not in BARE
+        length = response.headers.get("Content-Length", "").isdecimal()
+        chunks = response.headers.get("Transfer-Encoding", "").lower().endswith("chunked")
+        return wants_length and not (length or chunks) and response.raw.version == HTTP_1_1
 
     def _was_read(self, response: requests.Response) -> bool:
         return response._content_consumed is True  # type: ignore[attr-defined]  # noqa: SLF001

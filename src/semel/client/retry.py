@@ -70,13 +70,14 @@ class Head:
     """What an answer says, as far as it bears on trying again.
 
     `told` is the server's own word (`Stripe-Should-Retry`), `problem` the type of its problem
-    document.
+    document. `cut`: it may have broken off in its head.
     """
 
     status: int
     retry_after_s: float | None = None
     told: bool | None = None
     problem: str | None = None
+    cut: bool = False
 
 
 @value
@@ -90,18 +91,24 @@ Ending: TypeAlias = Head | Fault
 
 
 def head_of(
-    status: int, headers: Mapping[str, str], *, wall_s: float, body: bytes | None = None
+    status: int,
+    headers: Mapping[str, str],
+    *,
+    wall_s: float,
+    body: bytes | None = None,
+    cut: bool = False,
 ) -> Head:
     """Read an answer. `headers` finds names in any case; `body` is there if it was read."""
     return Head(
         status,
         _retry_after_s(headers.get("Retry-After"), headers.get("Date"), wall_s),
         {"true": True, "false": False}.get(headers.get("Stripe-Should-Retry", "").lower()),
-        _problem(body) if body and _is_problem(headers) else None,
+        _problem(body) if body and is_problem(headers) else None,
+        cut,
     )
 
 
-def _is_problem(headers: Mapping[str, str]) -> bool:
+def is_problem(headers: Mapping[str, str]) -> bool:
     return media_type(headers) == "application/problem+json"
 
 
@@ -188,6 +195,8 @@ def _asks_for_more(patience: Patience, ending: Ending) -> bool:
     match ending:
         case Fault():
             return ending.passing
+        case Head(cut=True):
+            return True
         case Head(told=bool(told)):
             return told and ending.status >= _CLIENT_ERROR
         case Head(status=status) if status in patience.statuses:
