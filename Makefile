@@ -147,7 +147,9 @@ demo:
 	@PYTHONPATH=src $(PYTHON) examples/charge_once/demo.py $(ARGS)
 
 # A server that runs until it is told to end, unless ARGS say otherwise.
-example: $(EXAMPLE)/.semel
+EXAMPLES := $(patsubst examples/%/__main__.py,%,$(wildcard examples/*/__main__.py))
+example: $(if $(filter $(NAME),$(EXAMPLES)),$(EXAMPLE)/.semel)
+	@$(if $(filter $(NAME),$(EXAMPLES)),,echo "There is no example '$(NAME)'; there is: $(EXAMPLES). For charge_once: make demo" >&2; exit 2)
 	@$(EXAMPLE)/bin/python examples/$(NAME) $(ARGS)
 
 clean:

@@ -72,4 +72,5 @@ def send_mail(order: str) -> None:
 if __name__ == "__main__":
     how, order = sys.argv[1], sys.argv[2]
     charge = charge_card if how == "guarded" else charge_card_hopefully
-    print(f"      process {os.getpid()}: receipt {charge(order, 40)}")
+    # In one write: `print` may take two, and the other click's line falls between them.
+    sys.stdout.write(f"      process {os.getpid()}: receipt {charge(order, 40)}\n")

@@ -2,6 +2,7 @@
 
 make example NAME=orders_api                                  on SQLite, in build/orders_api
 make example NAME=orders_api ARGS="--url postgresql://..."    on PostgreSQL
+make example NAME=orders_api ARGS="--port 8001"               when 8000 is taken
 make example NAME=orders_api ARGS=try                         watch it being retried and killed
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -53,6 +55,9 @@ def main() -> None:
     default = args.url or f"sqlite:///{folder}/orders.db"
     os.environ.setdefault("ORDERS_URL", default)
     os.environ.setdefault("BANK_URL", args.url or f"sqlite:///{folder}/bank.db")
+    for name in ("ORDERS_URL", "BANK_URL"):
+        check_database(name, os.environ[name])
+    check_port(args.port)
     import sqlalchemy as sa
     import uvicorn
 
@@ -61,8 +66,42 @@ def main() -> None:
     uvicorn.run("shop:app", host="127.0.0.1", port=args.port, app_dir=str(HERE))
 
 
+def check_database(name: str, given: str) -> None:
+    """Say in one sentence what a server would say in a traceback."""
+    import sqlalchemy as sa
+
+    try:
+        url = sa.make_url(given)
+    except sa.exc.ArgumentError:
+        sys.exit(f"{name} is no URL of a database; write sqlite:///file or postgresql://...")
+    if url.get_backend_name() == "sqlite":
+        return
+    shown = url.render_as_string(hide_password=True)
+    if url.get_backend_name() != "postgresql":
+        sys.exit(f"this example runs on SQLite and PostgreSQL, not on {shown}")
+    engine = sa.create_engine(
+        url.set(drivername="postgresql+psycopg"), connect_args={"connect_timeout": 5}
+    )
+    try:
+        engine.connect().close()
+    except sa.exc.OperationalError as error:
+        sys.exit(f"{shown} cannot be reached: {str(error.orig).splitlines()[0]}")
+    engine.dispose()
+
+
+def check_port(port: int) -> None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        sys.exit(f"port {port} is not free ({error.strerror}); choose another with --port")
+
+
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="orders_api", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="orders_api",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", nargs="?", choices=("serve", "try"), default="serve")
     parser.add_argument("--url", help="a PostgreSQL URL; without it, SQLite in build/orders_api")
     parser.add_argument("--port", type=int, default=8000)
