@@ -513,3 +513,10 @@ def test_a_library_that_is_missing_is_named(library):
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.startswith("SettingsError")
     assert f"pip install 'semel[{library}]'" in said.stdout
+
+
+def test_who_is_told_that_it_is_being_worked_on_asks_until_it_is_done(ask, world):
+    script = Script(*[RUNNING] * 9, MADE)
+    assert ask(script, options={"world": world}).status == 201
+    assert world.slept == [2] * 9
+    assert len(script.seen) == 10

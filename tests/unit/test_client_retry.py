@@ -22,6 +22,7 @@ from semel.client.retry import (
     Stop,
     decide,
     head_of,
+    is_running,
     settles,
 )
 from semel.errors import SettingsError
@@ -107,6 +108,14 @@ def test_it_ends_with_the_tries_and_with_the_time():
     assert decide(patience, sent[1], busy, 0.5) == Stop("time")
 
 
+def test_an_answer_that_it_is_being_worked_on_is_no_failed_try():
+    running = Head(409, retry_after_s=1.0, problem="urn:semel:problem:in-progress")
+    patience = Patience(tries=3, within_s=10.0)
+    assert decide(patience, Sent(3, 8.0, repeatable=True), running, 0.5) == Again(1.0)
+    assert decide(patience, Sent(3, 9.5, repeatable=True), running, 0.5) == Stop("time")
+    assert decide(Patience(tries=1), FIRST, running, 0.5) == Stop("tries")
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     patience=st.builds(
@@ -135,6 +144,7 @@ def test_whatever_comes_it_ends_in_time(patience, endings, chance):
         decision = decide(patience, Sent(tries, elapsed_s, repeatable=True), ending, chance)
         if isinstance(decision, Stop):
             break
+        tries -= is_running(ending)
         assert 0 <= decision.delay_s <= patience.longest_s
         elapsed_s += decision.delay_s
     assert tries <= patience.tries

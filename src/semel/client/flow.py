@@ -30,6 +30,7 @@ from semel.client.retry import (
     Sent,
     Stop,
     decide,
+    is_running,
     settles,
 )
 from semel.errors import SettingsError, StoreUnavailableError
@@ -182,10 +183,12 @@ class Sender:
                     raise
             else:
                 sent = Sent(tries, self.world.now_s() - started_s, repeatable)
-                delay_s = self._pause(wire, sent, wire.head(response, self.world.wall_s()))
+                head = wire.head(response, self.world.wall_s())
+                delay_s = self._pause(wire, sent, head)
                 if delay_s is None:
                     return response
                 await wire.close(response)
+                tries -= is_running(head)
             await self.world.sleep(delay_s)
 
     def _pause(self, wire: Wire[R], sent: Sent, ending: Ending) -> float | None:
@@ -205,9 +208,9 @@ class Sender:
 
 
 def _place(url: str) -> str:
-    """Host and path: what else is in a URL may be a secret."""
+    """Host, port and path: what else is in a URL may be a secret."""
     parts = urlsplit(url)
-    return f"{parts.hostname}{parts.path}"
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _fault_of(wire: Wire[Any], error: Exception) -> Fault:

@@ -106,7 +106,8 @@ class Intents:
 
     def key(self, name: str) -> str:
         """The bare key, for a client library that takes one as an argument."""
-        if not name or not _is_text(name):
+        given: object = name
+        if not isinstance(given, str) or not name or not _is_text(name):
             raise SettingsError(f"{name!r} cannot name an intent; give it a text that is not empty")
         now_us = self._clock.now_us()
         found: Row | None = self._file.select(FIND, (name,))

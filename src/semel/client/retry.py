@@ -43,9 +43,10 @@ class Patience:
     """How often, for how long, and after which statuses a request is sent again.
 
     At most `tries` tries, the first one included; none begins later than `within_s` seconds after
-    the first. The pause is what `Retry-After` says, or a random part of `backoff_s`, doubled with
-    every try; never more than `longest_s`. A 409 is decided by what it says, unless it is
-    among `statuses`.
+    the first. An answer that the first request is still being worked on is no failed try: it is
+    asked for again until the time is up. The pause is what `Retry-After` says, or a random part
+    of `backoff_s`, doubled with every try; never more than `longest_s`. A 409 is decided by what
+    it says, unless it is among `statuses`.
     """
 
     tries: int = 5
@@ -183,7 +184,7 @@ def decide(patience: Patience, sent: Sent, ending: Ending, chance: float) -> Dec
         return Stop("final")
     if not sent.repeatable:
         return Stop("unrepeatable")
-    if sent.tries >= patience.tries:
+    if sent.tries >= patience.tries and not (patience.tries > 1 and is_running(ending)):
         return Stop("tries")
     delay_s = _delay_s(patience, sent.tries, ending, chance)
     if sent.elapsed_s + delay_s > patience.within_s:
@@ -202,14 +203,14 @@ def _asks_for_more(patience: Patience, ending: Ending) -> bool:
         case Head(status=status) if status in patience.statuses:
             return True
         case Head():
-            return _is_running(ending)
+            return is_running(ending)
         case _:
             assert_never(ending)
 
 
-def _is_running(head: Head) -> bool:
+def is_running(head: Ending) -> bool:
     """A conflict that ends by itself: the first request is still being worked on."""
-    if head.status != _CONFLICT:
+    if isinstance(head, Fault) or head.status != _CONFLICT:
         return False
     if head.problem is not None and head.problem.startswith(PROBLEM):
         return head.problem == IN_PROGRESS
@@ -238,6 +239,6 @@ def settles(patience: Patience, head: Head) -> bool:
         head.status >= _SERVER_ERROR
         or head.status in PASSING | _GOES_ON
         or head.problem in _UNSETTLED
-        or _is_running(head)
+        or is_running(head)
         or _asks_for_more(patience, head)
     )

@@ -265,7 +265,8 @@ class Visit:
         """The attempt at this request; `Answered` when there is nothing left to attempt."""
         if self._attempt is None:
             self._attempt = await self._made(door, tenant)
-            if session is not None:
+            # Not cleared, the session was not solved either, and FastAPI is about to say why.
+            if door.session is not None and self.cleared:
                 self._attempt.bind(session)
         return self._attempt
 
