@@ -161,9 +161,9 @@ class Handler:
 
 
 class AtTheDoor(Handler):
-    def begin(self):
+    def begin(self, name="order-1"):
         store = SQLStore(self.shop.engine)
-        key = make_key("order-1", operation="pay")
+        key = make_key(name, operation="pay")
         claim = {"attempt": new_attempt(), "terms": TERMS}
         self.won = run(store.ledger(SYNC).claim(key, **claim))
         self.ledger = store.bind(self.session, commit=True).ledger(SYNC)
@@ -307,6 +307,19 @@ def test_a_session_that_controls_its_connection_can(shop):
             session.execute(CHARGE)
             handler.end()
         assert (shop.charges(), handler.record()) == (1, "COMPLETED")
+
+
+def test_a_connection_that_sees_many_sessions_keeps_nothing_of_them(shop):
+    with shop.engine.connect() as connection:
+        heard = []
+        for number in range(3):
+            with Session(connection) as session:
+                handler = AtTheDoor(shop, session)
+                handler.begin(f"order-{number}")
+                OUTBOX.add(session, numbered(number))
+                handler.end()
+            heard.append(len([*connection.dispatch.commit]))
+    assert heard[0] == heard[2]
 
 
 # --- a response that is not there any more ------------------------------------------------------

@@ -106,6 +106,7 @@ class Watch(ABC):
 
     def __init__(self, session: orm.Session) -> None:
         self._ours = False
+        self._watched: list[sa.Connection] = []
         self.ended = False
         """Was a transaction of the session ended since this was set to False?"""
         for name, listener in self.listeners().items():
@@ -179,12 +180,25 @@ class Watch(ABC):
             refuse_autocommit(connection)
         begin_before_savepoints(connection)
         watch_losses(connection)
-        event.listen(connection, "commit", self._refuse_below)
-        event.listen(connection, "before_cursor_execute", self._refuse_text)
+        for name, listener in self._below():
+            event.listen(connection, name, listener)
+        self._watched.append(connection)
+
+    def _below(self) -> list[tuple[str, Callable[..., None]]]:
+        return [("commit", self._refuse_below), ("before_cursor_execute", self._refuse_text)]
+
+    def _leave(self) -> None:
+        """A connection that outlives the session's transaction may see any number of sessions."""
+        watched, self._watched = self._watched, []
+        for connection in watched:
+            if not connection.closed:
+                for name, listener in self._below():
+                    event.remove(connection, name, listener)
 
     def _over(self, _: orm.Session, transaction: Any) -> None:
         if transaction.parent is None:
             self.ended = True
+            self._leave()
 
 
 def _connections(session: orm.Session) -> set[sa.Connection]:
