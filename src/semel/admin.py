@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, Unpack, runtime_checkable
@@ -134,7 +134,7 @@ class Story:
 
     `lease_left_s` is how long the holder may stay silent, negative when its lease ran out that
     long ago, None when nobody is at it. `forgotten` counts the first tries, if their endings are
-    no longer kept.
+    no longer kept. `http`: it came in a request.
     """
 
     record: Record
@@ -144,6 +144,7 @@ class Story:
     steps: Mapping[str, Reading]
     outcome: Reading | None
     next_call: NextCall
+    http: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +230,20 @@ async def find(ledger: StoreLedger, key: KeyLike, **identity: Unpack[Identity]) 
     return await ledger.look(await _id(ledger, key, identity))
 
 
-def missing(key: KeyLike, identity: Identity) -> Refused:
-    """Why nothing can be done about a key that is not there."""
+IN_PYTHON = (
+    "tenant=, version=, operation= with per_operation=True, or http=True if it came in a request"
+)
+
+
+def missing(key: KeyLike, identity: Identity, spelled: str = IN_PYTHON) -> Refused:
+    """Why nothing can be done about a key that is not there, and how to `spell` the rest of it."""
     name = key.text if isinstance(key, Key) else key
     tenant = identity.get("tenant", "")
     return Refused(
         f"nothing is recorded for {name!r}"
         + (f" of tenant {tenant!r}" if tenant else "")
-        + ": it never ran here, or it was forgotten or has expired. If its guard has scope=, "
-        "version= or per_operation=, name these too (--http if it came in a request), or give its "
-        "id from a listing",
+        + ": it never ran here, or it was forgotten or has expired. If more than its text makes "
+        f"the key, name that too ({spelled}), or give its id from a listing",
         missing=True,
     )
 
@@ -287,21 +292,23 @@ async def explain(
     It is told as of the moment when the store looked, by the store's own clock.
     """
     record = await find(ledger, key, **identity)
-    return None if record is None else tell(record, codec)
+    if record is None:
+        return None
+    return tell(record, codec, http=_by_request(record, identity))
 
 
-def tell(record: Record, codec: Codec = CODEC) -> Story:
-    """The story of a record, as of the moment it was read."""
+def tell(record: Record, codec: Codec = CODEC, *, http: bool = False) -> Story:
+    """The story of a record, as of the moment it was read; `http`: it came in a request."""
     tries = _tries(record)
-    outcome = record.outcome
     return Story(
         record=record,
         tries=tries,
         forgotten=record.number - len(tries),
         lease_left_s=_lease_left_s(record),
         steps={name: _read_step(data, codec) for name, data in record.steps.items()},
-        outcome=None if outcome is None else _read(outcome.kind, outcome.data, codec),
-        next_call=_next_call(record),
+        outcome=None if record.outcome is None else _ended(record.outcome, codec, http=http),
+        next_call=_next_call(record, REQUEST if http else CALL),
+        http=http,
     )
 
 
@@ -337,6 +344,18 @@ def _ending(record: Record) -> tuple[datetime | None, str]:
 
 
 # --- stored bytes -------------------------------------------------------------------------------
+
+
+def _ended(outcome: Outcome, codec: Codec, *, http: bool) -> Reading:
+    """A response is shown with its status, whoever recorded it."""
+    kind, data = outcome.kind, outcome.data
+    if not http or kind != "value":
+        return _read(kind, data, codec)
+    # First, since the message "200" without headers and body is also JSON.
+    if message := _message(data):
+        return Reading(kind, data, message)
+    found = _read(kind, data, codec)
+    return replace(found, text=f"{outcome.status or 200} | {found.text}")
 
 
 def _read(kind: Kind, data: bytes, codec: Codec) -> Reading:
@@ -385,29 +404,58 @@ def _read_step(data: bytes, codec: Codec) -> Reading:
 
 # --- the next call ------------------------------------------------------------------------------
 
-_REPLAYS: dict[Kind, str] = {
-    "value": "gets the recorded result",
-    "error": "gets the recorded error",
-    "lost": "raises ResultLostError, for it happened but its result could not be stored",
-}
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What whoever comes next meets, in the words of a guard or of a door."""
+
+    replays: Mapping[Kind, str]
+    busy: str
+    unknown: str
+    unless: str
 
 
-def _next_call(record: Record) -> NextCall:
+CALL = _Words(
+    {
+        "value": "gets the recorded result",
+        "error": "gets the recorded error",
+        "lost": "raises ResultLostError, for it happened but its result could not be stored",
+    },
+    busy="is told that {} is at it",
+    unknown="raises OutcomeUnknownError",
+    unless="a guard with a recover function takes over and asks it",
+)
+REQUEST = _Words(
+    {
+        "value": "is answered with the recorded response",
+        "error": "is answered with 500 interrupted, saying the recorded error, which is raised "
+        "instead where its class is known",
+        "lost": "is answered with 410 response-not-kept, for it happened but its response could "
+        "not be kept",
+    },
+    busy="is answered with 409 in-progress, or waits for it: {} is at it",
+    unknown="is answered with 409 outcome-unknown",
+    unless="a rule whose on_crash is a function takes over and asks it, one with 'store' answers "
+    "500 interrupted",
+)
+
+
+def _next_call(record: Record, words: _Words) -> NextCall:
     if record.outcome is not None:
-        return NextCall("replay", f"{_REPLAYS[record.outcome.kind]}, {_kept(record)}; nothing runs")
+        replays = words.replays[record.outcome.kind]
+        return NextCall("replay", f"{replays}, {_kept(record)}; nothing runs")
     if record.state == State.FAILED:
         return NextCall("run", f"runs: the last attempt failed{_with_steps(record)}")
     if _live(record):
         return NextCall(
             "busy",
-            f"is told that {record.holder} is at it, until that ends or its lease runs out, at "
+            f"{words.busy.format(record.holder)}, until that ends or its lease runs out, at "
             f"{_time(record.lease_until)} unless renewed",
         )
     if record.held:
         return NextCall(
             "unknown",
-            "raises OutcomeUnknownError: find out whether it happened, then resolve it (a guard "
-            "with a recover function takes over and asks it)",
+            f"{words.unknown}: find out whether it happened, then resolve it ({words.unless})",
         )
     return NextCall(
         "take over",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from semel import admin, idempotent
 from semel.admin import Admin, Recovered, Retry
+from semel.cli.app import app as cli
 from semel.colour import SYNC, run
 from semel.errors import SettingsError
 from semel.http import IdempotencyMiddleware, Response, Rule, WSGIMiddleware
+from semel.keys import child_key, make_key
 from semel.stores import MemoryStore, SQLiteStore
 from semel.values import Outcome
 
@@ -246,3 +251,202 @@ def test_a_guarded_function_may_return_a_response():
     assert Admin(store).resolve("page", Recovered(Response(201, (), b"made")))
     assert page() == Response(201, (), b"made")
     assert len(runs) == 1
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def semel(path):
+    """The command line, on the store behind the door."""
+
+    def semel(verb, *words, key="k", typed=""):
+        named = ("--http", "--tenant", "shop")
+        args = ["ledger", verb, f"sqlite:///{path}", key, *named, *words]
+        return CliRunner().invoke(cli, args, input=typed)
+
+    return semel
+
+
+async def test_a_request_is_settled_from_the_command_line(client, semel):
+    settled = semel("resolve", "--value", '{"order": 7}', "--status", "201", "--yes")
+    assert settled.exit_code == 0, settled.output
+    answer = await client.post("/orders", headers=KEY)
+    assert (answer.status_code, answer.json()) == (201, {"order": 7})
+
+
+@pytest.mark.parametrize("status", ["42", "199", "600", "0", "-1", "x"])
+def test_the_command_line_takes_no_status_that_is_none(client, semel, status):
+    refused = semel("resolve", "--value", "1", "--status", status, typed="y\n")
+    assert refused.exit_code == 2
+    assert "[y/N]" not in refused.output, "it is refused before anybody is asked"
+    assert semel("explain", "--json").stdout.count('"outcome": null') == 1
+
+
+@pytest.mark.parametrize("way", [("--error", "card declined"), ("--retry",)], ids=str)
+def test_the_command_line_says_how_to_settle_with_a_refusal(client, semel, way):
+    refused = semel("resolve", *way, "--status", "402", "--yes")
+    assert refused.exit_code == 2
+    assert (
+        "--status goes with --value; to settle with a refusal: "
+        """--value '{"detail": "card declined"}' --status 402"""
+    ) in refused.stderr
+
+
+def test_the_question_names_the_status(client, semel):
+    asked = semel("resolve", "--value", '{"order": 7}', "--status", "201")
+    assert "Record that it happened, with 201 and {'order': 7}?" in asked.stderr
+
+
+def test_a_version_and_http_are_too_much(client, semel):
+    refused = semel("explain", "--version", "2")
+    assert refused.exit_code == 2
+    assert "--http" in refused.stderr
+
+
+def test_what_is_not_found_is_looked_for_with_the_options_of_the_command_line(client, semel):
+    for verb in (("explain",), ("resolve", "--retry", "--yes"), ("forget", "--yes")):
+        said = semel(*verb, key="other")
+        assert said.exit_code == 1
+        for option in ("--tenant", "--version", "--operation", "--per-operation", "--http"):
+            assert option in said.stderr
+        assert "http=True" not in said.stderr
+
+
+def test_the_key_that_a_provider_has_got_is_told(client, semel, desk):
+    id = desk.explain("k", tenant="shop", http=True).record.key.id
+    wanted = child_key(id, "charge")
+    assert f"child key\t{wanted}\n" in semel("explain", "--child", "charge").stdout
+    told = json.loads(semel("explain", "--child", "charge", "--json").stdout)
+    assert told["child_key"] == wanted
+    assert json.loads(semel("explain", "--json").stdout)["child_key"] is None
+    assert "child key" not in semel("explain").stdout
+
+
+def test_a_child_key_is_made_of_an_id_in_either_form():
+    id = make_key("k").id
+    assert child_key(id.hex(), "charge") == child_key(id, "charge")
+    assert child_key(id.hex().upper(), "charge") == child_key(id, "charge")
+
+
+@pytest.mark.parametrize("id", ["k", "ab", "", "zz" * 32, b"k", None, make_key("k")])
+def test_what_is_no_id_has_no_child_key(id):
+    with pytest.raises(SettingsError, match="64 hexadecimal digits"):
+        child_key(id, "charge")
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_outcome_is_told_in_the_words_of_requests(client, desk, semel):
+    for key, named in (("k", {"tenant": "shop", "http": True}), (id_of(desk), {})):
+        story = desk.explain(key, **named)
+        assert story.http
+        assert "is answered with 409 outcome-unknown" in story.next_call.sentence
+        assert "raises" not in story.next_call.sentence
+    assert "The next request is answered with 409" in semel("explain").stdout
+
+
+def id_of(desk):
+    return desk.explain("k", tenant="shop", http=True).record.key.id.hex()
+
+
+async def test_what_a_settled_request_gets_is_told_with_its_status(client, desk, semel):
+    settle(desk, Recovered({"order": 7}), status=201)
+    story = desk.explain("k", tenant="shop", http=True)
+    assert story.outcome.text == "201 | {'order': 7}"
+    assert "is answered with the recorded response" in story.next_call.sentence
+    assert "value\t201 | {'order': 7}\n" in semel("explain").stdout
+
+
+async def test_without_a_status_it_is_told_as_200(client, desk):
+    settle(desk, Recovered([1]))
+    assert desk.explain("k", tenant="shop", http=True).outcome.text == "200 | [1]"
+    assert desk.explain(id_of(desk)).outcome.text == "200 | [1]"
+
+
+async def test_a_response_without_headers_and_body_is_told_as_one(client, desk):
+    settle(desk, Recovered(Response(200, (), b"")))
+    assert desk.explain("k", tenant="shop", http=True).outcome.text == "200 | "
+
+
+async def test_what_a_failed_request_gets_is_told(client, desk):
+    settle(desk, admin.ReplayedError("the bank refused"))
+    sentence = desk.explain("k", tenant="shop", http=True).next_call.sentence
+    assert "is answered with 500 interrupted" in sentence
+
+
+async def test_what_was_not_kept_is_told(client, desk):
+    settle(desk, Recovered(Response(201, (), None)))
+    sentence = desk.explain("k", tenant="shop", http=True).next_call.sentence
+    assert "is answered with 410 response-not-kept" in sentence
+
+
+def test_a_running_request_is_told_in_the_words_of_requests():
+    store, told = MemoryStore(), []
+
+    def app(environ, start_response):
+        told.append(Admin(store).explain("k", tenant="shop", http=True).next_call.sentence)
+        start_response("201 Created", [])
+        return [b"made"]
+
+    door = WSGIMiddleware(app, store=store, scope="shop")
+    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://shop") as client:
+        client.post("/orders", headers=KEY)
+    assert "is answered with 409 in-progress" in told[0]
+
+
+def held_door(store, *, scope="acme", per_operation=False):
+    def app(environ, start_response):
+        raise ConnectionError("the bank did not answer")
+
+    rule = Rule(on_error="hold", per_operation=per_operation)
+    return WSGIMiddleware(app, store=store, scope=scope, rule=rule)
+
+
+def refused_at(door, key, path="/orders"):
+    """Ask twice, so that the second one is told that nobody knows."""
+    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://shop") as client:
+        with pytest.raises(ConnectionError):
+            client.post(path, headers={"Idempotency-Key": json.dumps(key)})
+        again = client.post(path, headers={"Idempotency-Key": json.dumps(key)})
+        assert again.status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("key", "scope", "per_operation", "command"),
+    [
+        ("h4", "acme", False, "semel ledger resolve URL h4 --http --tenant acme"),
+        ("h 4", "a'b", False, """semel ledger resolve URL 'h 4' --http --tenant 'a'"'"'b'"""),
+        (
+            "h4",
+            "acme",
+            True,
+            (
+                "semel ledger resolve URL h4 --http --tenant acme "
+                "--operation 'POST /orders' --per-operation"
+            ),
+        ),
+        ("--yes", "acme", False, "semel ledger resolve URL {id} --http"),
+        ("h4", "a\nb", False, "semel ledger resolve URL {id} --http"),
+    ],
+)
+def test_the_log_says_what_to_type(path, caplog, key, scope, per_operation, command):
+    store = SQLiteStore(path)
+    with caplog.at_level(logging.WARNING, "semel"):
+        refused_at(held_door(store, scope=scope, per_operation=per_operation), key)
+    [said] = [r.getMessage() for r in caplog.records if "settle it with" in r.getMessage()]
+    [record] = Admin(store).records()
+    store.close()
+
+    _, _, typed = said.partition("settle it with: ")
+    assert typed == command.format(id=record.key.id.hex())
+    words = [w.replace("URL", f"sqlite:///{path}") for w in shlex.split(typed)[1:]]
+    settled = CliRunner().invoke(cli, [*words, "--value", "7", "--yes"])
+    assert settled.exit_code == 0, settled.output
+
+
+def test_a_path_does_not_break_the_line_of_a_log(caplog):
+    with caplog.at_level(logging.WARNING, "semel"):
+        refused_at(held_door(MemoryStore(), per_operation=True), "h4", "/orders%0Aforged")
+    assert all("\n" not in record.getMessage() for record in caplog.records)

@@ -438,6 +438,8 @@ def test_settling_nothing_is_refused(desk):
     assert not answer
     assert answer.missing
     assert "nothing is recorded for 'invoice:7' of tenant 'acme'" in answer.why
+    assert "http=True if it came in a request" in answer.why
+    assert "--" not in answer.why
 
 
 def test_settling_a_live_attempt_is_refused(desk, ledger):

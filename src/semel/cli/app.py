@@ -204,13 +204,29 @@ def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
     return url, first
 
 
-def _identity(tenant: str, operation: str, per_operation: bool, version: str) -> Identity:
+def _identity(
+    tenant: str, operation: str, per_operation: bool, version: str, http: bool
+) -> Identity:
     return {
         "tenant": tenant,
         "operation": operation,
         "per_operation": per_operation,
         "version": version,
+        "http": http,
     }
+
+
+OPTIONS = "--tenant, --version, --operation with --per-operation, or --http if it came in a request"
+
+
+def _missing(key: str, identity: Identity) -> Refused:
+    return admin.missing(key, identity, OPTIONS)
+
+
+def _spelled(answer: admin.Answer, key: str, identity: Identity) -> admin.Answer:
+    """The answer in the words of the command line."""
+    is_missing = isinstance(answer, Refused) and answer.missing
+    return _missing(key, identity) if is_missing else answer
 
 
 def _print_version(wanted: bool) -> None:
@@ -283,19 +299,29 @@ def explain(
     per_operation: PerOperation = False,
     version: Version = "",
     http: Http = False,
+    child: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show what child_key(NAME) was, to look for at a provider.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell a key's whole story, and what the next call will get."""
     url, key = _url_and_key(first, second)
-    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
+    identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
     if story is None:
-        _show_answer(admin.missing(key, identity), "found", as_json=as_json)
-    elif as_json:
-        show.print_json(show.story_json(story))
+        _show_answer(_missing(key, identity), "found", as_json=as_json)
+        return
+    made = None if child is None else keys.child_key(story.record.key.id, child)
+    if as_json:
+        show.print_json(show.story_json(story, made))
     else:
-        show.print_story(story)
+        show.print_story(story, made)
 
 
 @ledger.command(cls=_Command)
@@ -332,7 +358,12 @@ def resolve(
     ] = admin.DAY_S,
     status: Annotated[
         int | None,
-        typer.Option(help="With --http: the status of the response.", show_default=False),
+        typer.Option(
+            min=admin.STATUSES.start,
+            max=admin.STATUSES.stop - 1,
+            help="With --http and --value: the status of the response; 200 unless given.",
+            show_default=False,
+        ),
     ] = None,
     fence: Annotated[
         int | None,
@@ -349,11 +380,12 @@ def resolve(
     """Settle an attempt that vanished. Say how it ended: --value, --error or --retry."""
     url, key = _url_and_key(first, second)
     settlement = _settlement(value, error, retry)
-    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
+    _refuse_status(status, settlement)
+    identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
         if story is not None and not yes:
-            _confirm(_about(url, story), _intent(settlement))
+            _confirm(_about(url, story), _intent(settlement, status))
         # What was shown is what is settled, or nothing is.
         shown = None if story is None else story.record.fence
         answer = desk.resolve(
@@ -364,7 +396,7 @@ def resolve(
             status=status,
             **identity,
         )
-    _show_answer(answer, "resolved", as_json=as_json)
+    _show_answer(_spelled(answer, key, identity), "resolved", as_json=as_json)
 
 
 def _settlement(value: str | None, error: str | None, retry: bool) -> Settlement:
@@ -387,10 +419,20 @@ def _parsed(value: str) -> Any:
         _fail(f"--value is not JSON: {problem}. A text needs its quotes: '\"paid\"'", BAD_INPUT)
 
 
-def _intent(settlement: Settlement) -> str:
+def _refuse_status(status: int | None, settlement: Settlement) -> None:
+    if status is not None and not isinstance(settlement, Recovered):
+        _fail(
+            "--status goes with --value; to settle with a refusal: "
+            """--value '{"detail": "card declined"}' --status 402""",
+            BAD_INPUT,
+        )
+
+
+def _intent(settlement: Settlement, status: int | None) -> str:
     match settlement:
         case Recovered(value):
-            return f"Record that it happened, with {value!r}?"
+            said = "" if status is None else f"{status} and "
+            return f"Record that it happened, with {said}{value!r}?"
         case Retry():
             return "Record that it did not happen, and let the next call run it?"
         case error:
@@ -414,17 +456,17 @@ def forget(
 ) -> None:
     """Delete a record. The next call then runs, even if it happened before."""
     url, key = _url_and_key(first, second)
-    identity = _identity(tenant, operation, per_operation, keys.HTTP if http else version)
+    identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         about = "" if yes else _about_forgetting(desk, url, key, identity)
         if about:
             _confirm(
                 about, "Delete its record, and let the next call run, even if it happened before?"
             )
-        answer: admin.Answer = admin.missing(key, identity)
+        answer: admin.Answer = _missing(key, identity)
         if about is not None:
             answer = desk.forget(key, force=force, **identity)
-    _show_answer(answer, "forgotten", as_json=as_json)
+    _show_answer(_spelled(answer, key, identity), "forgotten", as_json=as_json)
 
 
 def _about_forgetting(desk: Admin, url: str, key: str, identity: Identity) -> str | None:

@@ -93,7 +93,7 @@ def held(record: Record) -> bool | None:
     return record.held if record.state in (State.PENDING, State.UNKNOWN) else None
 
 
-def story_json(story: Story) -> Json:
+def story_json(story: Story, child: str | None = None) -> Json:
     """A record with all that `explain` adds."""
     outcome = story.record.outcome
     status = None if outcome is None else outcome.status
@@ -106,6 +106,7 @@ def story_json(story: Story) -> Json:
         "steps": {name: _reading_json(step) for name, step in story.steps.items()},
         "outcome": story.outcome and {**_reading_json(story.outcome), "status": status},
         "next_call": {"does": story.next_call.does, "sentence": story.next_call.sentence},
+        "child_key": child,
     }
 
 
@@ -196,14 +197,15 @@ def _record_row(record: Record) -> list[str]:
     ]
 
 
-def print_story(story: Story) -> None:
-    print_facts(_facts(story))
+def print_story(story: Story, child: str | None = None) -> None:
+    print_facts([*_facts(story), *([("child key", child)] if child else [])])
     if story.forgotten:
         print_line(f"The first {story.forgotten} tries are no longer kept.")
     print_table(TRY_COLUMNS, [_try_row(one) for one in story.tries])
     if story.steps:
         print_table(STEP_COLUMNS, [[name, step.text] for name, step in story.steps.items()])
-    print_line(f"The next call {story.next_call.sentence}.")
+    who = "request" if story.http else "call"
+    print_line(f"The next {who} {story.next_call.sentence}.")
 
 
 def _facts(story: Story) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ byte of it gets the same bytes when it asks again, and one that hung up finds th
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from semel.http.protocol import Request, Response
 from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling, interrupted
 from semel.ports import Store, StoreLedger
 from semel.stores.rules import LAPSED
-from semel.values import Claim, Done, Key, Outcome, Verdict
+from semel.values import Claim, Done, Key, Orphan, Outcome, Verdict
 from semel.waiting import ROOM
 
 log = logging.getLogger("semel")
@@ -199,6 +200,16 @@ class Exchange(Call):
             return self._refused(replay.error)
         raise replay.error
 
+    def _unknown(self, orphan: Orphan) -> OutcomeUnknownError:
+        """For the log: the client is told what everybody may know."""
+        command = _settling(self.key, per_operation=self._ruling.per_operation)
+        return OutcomeUnknownError(
+            f"{self.key.operation!r} with the key {self.key.text!r} vanished at "
+            f"{orphan.since:%Y-%m-%d %H:%M:%S} UTC and nobody knows whether it took effect. Find "
+            f"out, then settle it with: {command}",
+            key=self.key.text,
+        )
+
     def _refused(self, error: SemelError) -> Response:
         if isinstance(error, StoreUnavailableError):
             log.warning("semel: %r was refused: %s", self.key.text, error)
@@ -240,6 +251,16 @@ class Exchange(Call):
             return Outcome("lost", why.encode(), response.status)
         data = protocol.written(response, self._ruling.never_kept)
         return Outcome("value", data, response.status)
+
+
+def _settling(key: Key, *, per_operation: bool) -> str:
+    """A line to paste into a shell; by its id where the words would be taken for something else."""
+    named = [key.text, "--http", "--tenant", key.tenant]
+    if per_operation:
+        named += ["--operation", key.operation, "--per-operation"]
+    if key.text.startswith("-") or not "".join(named).isprintable():
+        named = [key.id.hex(), "--http"]
+    return shlex.join(["semel", "ledger", "resolve", "URL", *named])
 
 
 class Unrecorded(Exception):  # noqa: N818 - a status, not a mishap

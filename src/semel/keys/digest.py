@@ -39,15 +39,31 @@ def fingerprint(*parts: bytes) -> bytes:
     return hashlib.sha256(hashed).digest()
 
 
-def child_key(id: bytes, name: str) -> str:
+def child_key(id: bytes | str, name: str) -> str:
     """A key to hand to a provider: the same for every attempt, another for every name.
 
-    A UUID (version 8, RFC 9562 section 5.8), which is what providers accept.
+    A UUID (version 8, RFC 9562 section 5.8), which is what providers accept. `id` is that of the
+    record, as bytes or as a listing shows it.
     """
-    digest = bytearray(_digest(VERSION + b"c", id, name.encode("utf-8", "surrogatepass"))[:16])
+    parts = VERSION + b"c", _id_bytes(id), name.encode("utf-8", "surrogatepass")
+    digest = bytearray(_digest(*parts)[:16])
     digest[6] = digest[6] & 0x0F | 0x80
     digest[8] = digest[8] & 0x3F | 0x80
     return str(UUID(bytes=bytes(digest)))
+
+
+_HEX_ID = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def _id_bytes(id: object) -> bytes:
+    if isinstance(id, str) and _HEX_ID.fullmatch(id):
+        return bytes.fromhex(id)
+    if isinstance(id, bytes) and len(id) == 32:  # noqa: PLR2004 - a SHA-256
+        return id
+    raise SettingsError(
+        f"{id!r} is not the id of a record; give its 32 bytes, such as record.key.id, or the 64 "
+        "hexadecimal digits that `semel ledger list --ids` shows"
+    )
 
 
 length: Callable[[int], bytes] = struct.Struct(">Q").pack
