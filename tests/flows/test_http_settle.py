@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import re
 import shlex
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +21,7 @@ from semel.errors import SettingsError
 from semel.http import IdempotencyMiddleware, Response, Rule, WSGIMiddleware
 from semel.keys import child_key, make_key
 from semel.stores import MemoryStore, SQLiteStore
-from semel.values import Outcome
+from semel.values import Outcome, Record
 
 KEY = {"Idempotency-Key": '"k"'}
 
@@ -450,3 +453,72 @@ def test_a_path_does_not_break_the_line_of_a_log(caplog):
     with caplog.at_level(logging.WARNING, "semel"):
         refused_at(held_door(MemoryStore(), per_operation=True), "h4", "/orders%0Aforged")
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+HOW_TO = (DOCS / "how-to" / "settle-an-unknown-outcome.md").read_text()
+SECTION = HOW_TO.partition("## A key that came in a request\n")[2].partition("\n## ")[0]
+
+
+def held_h4(folder):
+    """The request of the page, held, and its door."""
+    store = SQLiteStore(folder / "settle.db")
+    door = held_door(store, scope="ann")
+    refused_at(door, "h4")
+    return store, door
+
+
+def asked_again(door):
+    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://shop") as client:
+        return client.post("/orders", headers={"Idempotency-Key": '"h4"'})
+
+
+def test_the_commands_of_the_page_settle_a_request(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store, door = held_h4(tmp_path)
+    explain, resolve = re.findall(r"^\$ semel (.*)$", SECTION, re.MULTILINE)
+    told = CliRunner().invoke(cli, shlex.split(explain))
+    assert "child key" in told.stdout
+    assert CliRunner().invoke(cli, shlex.split(resolve), input="y\n").exit_code == 0
+    answer = asked_again(door)
+    store.close()
+    assert (answer.status_code, answer.json()) == (201, {"order": 7})
+
+
+ROWS = re.findall(r"^\| [^|]+ \| `(--[^`]+)` \| ([^|]+) \|$", SECTION, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("options", "status"), [(o, s) for o, s in ROWS if o != "--retry"])
+def test_a_row_of_the_page_is_true(tmp_path, options, status):
+    store, door = held_h4(tmp_path)
+    named = ["h4", "--http", "--tenant", "ann", "--yes", *shlex.split(options)]
+    settled = CliRunner().invoke(
+        cli, ["ledger", "resolve", f"sqlite:///{tmp_path / 'settle.db'}", *named]
+    )
+    assert settled.exit_code == 0, settled.output
+    answer = asked_again(door)
+    store.close()
+    assert str(answer.status_code) in status
+    if "interrupted" in status:
+        assert answer.json()["type"] == "urn:semel:problem:interrupted"
+        assert answer.json()["detail"] == shlex.split(options)[1]
+    else:
+        assert answer.json() == json.loads(shlex.split(options)[1])
+        assert answer.headers["idempotent-replayed"] == "true"
+
+
+def test_the_page_has_its_rows():
+    assert len(ROWS) == 5
+
+
+def test_the_reference_names_all_of_admin():
+    page = (DOCS / "reference" / "admin.md").read_text()
+    for name in {*admin.__all__, *dir(Admin)} - {"Answer", "Settlement"}:
+        assert name.startswith("_") or f"`{name}" in page, name
+    for shown in (admin.Story, admin.Try, admin.Reading, admin.NextCall, admin.Refused, Record):
+        for field in dataclasses.fields(shown):
+            assert f"`{field.name}`" in page, field.name
+    for option in admin.Identity.__annotations__:
+        assert f"`{option}`" in page
