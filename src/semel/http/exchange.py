@@ -138,7 +138,7 @@ class Exchange(Call):
         if bind is None:
             raise SettingsError(
                 f"{type(self._store).__name__} cannot share a transaction; give the door "
-                "SQLStore(engine) over the session's own database"
+                "SQLStore(url) over the session's own database"
             )
         self._ledger = bind(session, commit=True).ledger(self.colour)
 
