@@ -18,7 +18,7 @@ from semel.errors import SettingsError
 from semel.http.fastapi import Idempotency, RequestAttempt
 from semel.stores import SQLStore
 from semel.stores.sql.lines import parse, with_driver
-from support.fastapi_shop import Order, Shop, new_app, replayed, tenant
+from support.fastapi_shop import Order, Shop, name, new_app, replayed, tenant
 
 INSERT = sa.text("INSERT INTO orders (item) VALUES (:item)")
 
@@ -256,3 +256,17 @@ async def test_a_session_that_is_none_is_refused_and_nothing_is_run(books, key):
     answer = await books.shop.post("/blind", key=key)
     assert answer.status_code == 500, answer.text
     assert not ran
+
+
+async def test_a_commit_that_was_rolled_back_says_no_more_than_is_known(books, monkeypatch):
+    def broken(_self, *_args):
+        raise sa.exc.OperationalError("COMMIT", {}, Exception("gone"))
+
+    shop = books.route()
+    monkeypatch.setattr(Session, "commit", broken)
+    answer = await shop.post(key="k")
+    assert (answer.status_code, name(answer)) == (503, "store-unavailable")
+    assert "nothing was done" not in answer.json()["detail"]
+    monkeypatch.undo()
+    assert books.items() == []
+    assert (await shop.post(key="k")).status_code == 201

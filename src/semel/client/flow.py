@@ -188,7 +188,8 @@ class Sender:
                 if delay_s is None:
                     return response
                 await wire.close(response)
-                tries -= is_running(head)
+                # Told when to come back, it was no failed try; not told, the pauses have to grow.
+                tries -= is_running(head) and head.retry_after_s is not None
             await self.world.sleep(delay_s)
 
     def _pause(self, wire: Wire[R], sent: Sent, ending: Ending) -> float | None:

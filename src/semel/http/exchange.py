@@ -177,6 +177,9 @@ class Exchange(Call):
             # It is true, and whoever hears it will not ask again: an error would make them.
             log.error("semel: a response is sent without a record of it: %s", error)
             return response
+        if isinstance(error, StoreUnavailableError):
+            log.warning("semel: %s", error)
+            return self._for_browser(protocol.unsettled())
         return self._shown(settled)
 
     async def failed(self, error: Exception) -> Response | None:
@@ -216,7 +219,10 @@ class Exchange(Call):
         elif isinstance(error, OutcomeUnknownError):
             log.warning("semel: %s", error)
         # One that was frozen for hours tells nobody to come back in hours.
-        answer = protocol.refusal(error, min(self._pace.seconds, self.policy.terms.lease_s))
+        pace_s = min(self._pace.seconds, self.policy.terms.lease_s)
+        return self._for_browser(protocol.refusal(error, pace_s))
+
+    def _for_browser(self, answer: Response) -> Response:
         if not self._request.from_browser:
             return answer
         return Response(answer.status, (*answer.headers, protocol.EXPOSED), answer.body)

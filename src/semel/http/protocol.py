@@ -329,6 +329,16 @@ def problem(
 RETRY_STORE_S = 1.0
 
 
+def unsettled() -> Response:
+    """For a handler that has run, and whose transaction was rolled back or gave no answer."""
+    return problem(
+        "store-unavailable",
+        "Whether this request took effect could not be recorded. Ask again with the same key: it "
+        "takes effect once.",
+        retry_after=RETRY_STORE_S,
+    )
+
+
 def refusal(error: SemelError, pace_s: float = 1.0) -> Response:
     """What a caller is told when its request was not run, or not to its end.
 
