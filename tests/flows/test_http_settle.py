@@ -225,6 +225,7 @@ async def test_a_response_without_its_body_was_not_kept(client, desk):
     [
         (Response(42, (), b""), "200 to 599"),
         (Response(201, (), "made"), "bytes"),
+        (Response(204, (), b"made"), "204 has no body"),
         (Response(201, (("x-order", "7"),), b""), "bytes"),
         (Response(201, {b"x-order": b"7"}, b""), "pairs of bytes"),
     ],

@@ -348,7 +348,11 @@ def resolve(
     ] = None,
     error: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="It is over: duplicates raise ReplayedError, saying so."),
+        typer.Option(
+            metavar="TEXT",
+            help="It is over: duplicates raise ReplayedError, saying so; requests get it as the "
+            "detail of 500 interrupted.",
+        ),
     ] = None,
     retry: Annotated[
         bool, typer.Option("--retry", help="It did not happen: the next call runs it.")

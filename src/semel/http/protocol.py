@@ -80,6 +80,8 @@ class Response:
         """How `admin.resolve` records it: as a door does."""
         if self.body is None:
             return Outcome("lost", b"its body was not given", self.status)
+        if self.body and self.status in WITHOUT_BODY:
+            raise SettingsError(f"a {self.status} has no body; give b'', or another status")
         try:
             return Outcome("value", written(self), self.status)
         except (TypeError, ValueError, AttributeError) as error:
