@@ -183,7 +183,7 @@ def test_what_cannot_be_recorded_cannot_be_committed_either(engine, store):
         session.execute(INSERT)
         with engine.connect() as other:  # SQLite's one writer is the session, so it does it itself
             ruin = session if engine.dialect.name == "sqlite" else other
-            ruin.execute(sa.text("ALTER TABLE idempotency RENAME TO elsewhere"))
+            ruin.execute(sa.text("ALTER TABLE idempotency RENAME COLUMN outcome TO ending"))
             other.commit()
     session.commit()
     session.close()

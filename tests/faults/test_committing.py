@@ -555,7 +555,7 @@ async def test_a_record_that_cannot_be_written_takes_the_rows_along(url, desk):
     won = await desk.claim()
     ledger = desk.bind()
     await desk.insert()
-    rename = "ALTER TABLE idempotency RENAME TO elsewhere"
+    rename = "ALTER TABLE idempotency RENAME COLUMN outcome TO ending"
     if url.startswith("sqlite"):  # its one writer is the session, so it does it itself
         await desk.insert(rename)
     else:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sqlalchemy as sa
-from sqlalchemy import event, exc, orm
+from sqlalchemy import exc, orm
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 from semel.colour import ASYNC, SYNC, Colour
@@ -28,8 +29,16 @@ from semel.stores import rules
 from semel.stores.rules import Completing
 from semel.stores.sql import fenced, generic, limits
 from semel.stores.sql.dialects import Dialect, dialect_named
+from semel.stores.sql.faults import elsewhere
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
+from semel.stores.sql.writing import (
+    begin_before_savepoints,
+    carriers,
+    follow_writing,
+    refuse_writing,
+    watch_writing,
+)
 from semel.values import Answer, Claim, Kept, Key, Lost, Outcome, Terms, Verdict
 
 if TYPE_CHECKING:
@@ -130,7 +139,7 @@ class BoundLedger:
                 again=False,
             ) from error
 
-    async def _dead(self, claim: Claim, error: exc.SQLAlchemyError) -> StoreUnavailableError:
+    async def _dead(self, claim: Claim, error: exc.SQLAlchemyError) -> SemelError:
         """End the transaction for everybody: what it cannot record must not be committed."""
         await self._undo()
         why = f"its outcome could not be written in the session's transaction: {said(error)}"
@@ -138,7 +147,7 @@ class BoundLedger:
             await self._ledger.release(claim, error=why)
         except SemelError as unreleased:  # then its lease has to run out
             log.warning("semel: %r could not be released: %s", claim.key.text, unreleased)
-        return StoreUnavailableError(
+        return elsewhere(error) or StoreUnavailableError(
             f"{claim.key.text!r}: {why}. That transaction is dead and nothing of it has happened: "
             "roll it back and call again",
             again=False,
@@ -155,6 +164,18 @@ class BoundLedger:
             await self._undo()
         return await self._ledger.renew(claim, lease_s=lease_s)
 
+    async def note(self, claim: Claim, name: str, data: bytes) -> Verdict:
+        refuse_writing(self._carriers(), name)
+        return await self._ledger.note(claim, name, data)
+
+    def _carriers(self) -> Collection[sa.Connection]:
+        """The connection of the session's transaction, if there is one; nothing is connected."""
+        given: Any = self._session
+        if isinstance(given, orm.scoped_session | async_scoped_session):
+            given = given()
+        given = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
+        return [given] if isinstance(given, sa.Connection) else list(carriers(given))
+
     async def _undo(self) -> None:
         try:
             await self._roll_back()
@@ -169,7 +190,11 @@ class BoundLedger:
         else:
             connection = self._session.connection()
         refuse_autocommit(connection)
-        begin_before_savepoints(getattr(connection, "sync_connection", None) or connection)
+        sync = getattr(connection, "sync_connection", None) or connection
+        begin_before_savepoints(sync)
+        watch_writing(sync)
+        if connection is self._session:
+            follow_writing(sync)
         return bound_link(connection)
 
     async def _roll_back(self) -> None:
@@ -215,21 +240,6 @@ def refuse_autocommit(connection: Any) -> None:
         )
 
 
-def begin_before_savepoints(connection: sa.Connection) -> None:
-    """Python's SQLite driver begins no transaction for a savepoint, so its release would commit.
-
-    https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
-    """
-    if connection.dialect.name == "sqlite" and not event.contains(connection, "savepoint", _begin):
-        event.listen(connection, "savepoint", _begin)
-
-
-def _begin(connection: sa.Connection, _: str) -> None:
-    driver: Any = connection.connection.driver_connection
-    if not driver.in_transaction:
-        connection.exec_driver_sql("BEGIN")
-
-
 async def recorded(link: Link, op: Completing) -> bool:
     """Write the outcome, in the link's transaction. False when the claim is not the current one."""
     return await fenced.complete(link, op) or await _repeated(link, op)
@@ -249,6 +259,7 @@ async def _refusal(own: Link, op: Completing) -> Lost:
     if changed is not None:
         raise SettingsError(
             "the session's snapshot is older than the claim, so its transaction cannot see the "
-            "record; claim before the session's first statement, or use READ COMMITTED"
+            "record; claim before the session's first statement, or use READ COMMITTED. Or is the "
+            "store over another database than the session?"
         )
     return verdict if isinstance(verdict, Lost) else Lost(op.outcome)

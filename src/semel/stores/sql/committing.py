@@ -41,7 +41,6 @@ from semel.stores.sql.bound import (
     BoundLedger,
     BoundStore,
     Session,
-    begin_before_savepoints,
     bound_link,
     fitting,
     recorded,
@@ -49,9 +48,10 @@ from semel.stores.sql.bound import (
     said,
 )
 from semel.stores.sql.endings import ends, refuse_lost, take_back, watch_losses
-from semel.stores.sql.faults import Fault, fault_of
+from semel.stores.sql.faults import Fault, elsewhere, fault_of
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import Link
+from semel.stores.sql.writing import begin_before_savepoints, carriers, joins, watch_writing
 from semel.values import Answer, Claim, Kept, Key, Lost, Outcome, Terms, Verdict, Won
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Watch(ABC):
         if self.on:
             refuse_autocommit(connection)
         begin_before_savepoints(connection)
+        watch_writing(connection)
         watch_losses(connection)
         for name, listener in self._below():
             event.listen(connection, name, listener)
@@ -202,15 +203,7 @@ class Watch(ABC):
 
 
 def _connections(session: orm.Session) -> set[sa.Connection]:
-    return {connection for connection, *_ in _joins(session)}
-
-
-def _joins(session: orm.Session) -> Collection[tuple[sa.Connection, Any, bool, bool]]:
-    """What the session has connected already; it has no public word for that.
-
-    Each with the transaction it began there, and whether its commit commits that.
-    """
-    return getattr(session.get_transaction(), "_connections", {}).values()
+    return {connection for connection, *_ in joins(session)}
 
 
 class _SealWatch(Watch):
@@ -255,6 +248,10 @@ class Seal:
     def open(self) -> contextlib.AbstractContextManager[None]:
         """For the one commit that is ours."""
         return self._watch.open()
+
+    def carriers(self) -> Collection[sa.Connection]:
+        session = self._session()
+        return () if session is None else list(carriers(session))
 
     @property
     def ended(self) -> bool:
@@ -457,7 +454,8 @@ class CommittingLedger(BoundLedger):
         """What to raise when nothing has happened: what is not the store's trouble, as it is."""
         if isinstance(error, SemelError) or not self._is_stores(claim, error):
             return error
-        nothing = StoreUnavailableError(
+        nothing: SemelError | None = elsewhere(error) if self._stage is Stage.RECORD else None
+        nothing = nothing or StoreUnavailableError(
             f"{claim.key.text!r}: its transaction was rolled back: {said(error)}. Nothing has "
             "happened; call again",
             again=False,
@@ -478,6 +476,9 @@ class CommittingLedger(BoundLedger):
         except SemelError as unreleased:  # then its lease has to run out
             log.warning("semel: %r could not be released: %s", claim.key.text, unreleased)
 
+    def _carriers(self) -> Collection[sa.Connection]:
+        return self._seal.carriers()
+
     async def _roll_back(self) -> None:
         await self._on_session(_roll_back)
 
@@ -495,7 +496,7 @@ def _connect(session: orm.Session) -> Link:
 
 def _refuse_joined(session: orm.Session, connection: sa.Connection) -> None:
     """A session that was given a connection in a transaction leaves the COMMIT to others."""
-    for there, transaction, commits, _ in _joins(session):
+    for there, transaction, commits, _ in joins(session):
         if there is connection and not (commits and transaction is connection.get_transaction()):
             raise SettingsError(
                 "this session is joined to a connection whose transaction somebody else commits, "

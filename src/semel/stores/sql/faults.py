@@ -158,6 +158,16 @@ def no_table(where: str) -> NoTableError:
     )
 
 
+def elsewhere(error: BaseException) -> SettingsError | None:
+    """The claim was won, so the table is there: where the session writes, it is not."""
+    if fault_of(error) is not Fault.NO_TABLE:
+        return None
+    return SettingsError(
+        "the session's database has no table idempotency; is the store over the same database as "
+        "the session? Its transaction was rolled back, and nothing has happened"
+    )
+
+
 def _is_file(where: str) -> bool:
     return where.startswith("sqlite")
 
