@@ -13,6 +13,10 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 HERE = Path(__file__).parent
 
@@ -40,6 +44,10 @@ HINT = """
 
     curl -s {url}/orders -H 'X-API-Key: key-of-ann'
 
+  What the ledger knows of it (needs the extra cli):
+
+    semel ledger list {database}
+
   Ctrl-C ends it. `make example NAME=orders_api ARGS=try` shows what happens when it is killed.
 """
 
@@ -61,9 +69,16 @@ def main() -> None:
     import sqlalchemy as sa
     import uvicorn
 
-    shown = sa.make_url(os.environ["ORDERS_URL"]).render_as_string(hide_password=True)
+    shown = pasteable(sa.make_url(os.environ["ORDERS_URL"]))
     print(HINT.format(url=f"http://127.0.0.1:{args.port}", database=shown), flush=True)
     uvicorn.run("shop:app", host="127.0.0.1", port=args.port, app_dir=str(HERE))
+
+
+def pasteable(url: sa.URL) -> str:
+    """For `semel`: on its command line, `sqlite:` alone is a file of SQLiteStore."""
+    if url.get_backend_name() == "sqlite":
+        url = url.set(drivername="sqlite+pysqlite")
+    return url.render_as_string(hide_password=True)
 
 
 def check_database(name: str, given: str) -> None:
