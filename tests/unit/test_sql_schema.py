@@ -61,10 +61,11 @@ def test_a_file_of_the_sqlite_store_is_refused_and_left_as_it_is(tmp_path, creat
     store = SQLStore(f"sqlite:///{path}", create=create)
     with pytest.raises(SettingsError, match="made by SQLiteStore"):
         run(store.ledger(SYNC).look(b"none"))
-    with pytest.raises(SettingsError, match="made by SQLiteStore"):
+    told = f"made by SQLiteStore; write sqlite:///{path},"
+    with pytest.raises(SettingsError, match=told):
         init(f"sqlite:///{path}")
     [problem] = check(f"sqlite:///{path}").problems
-    assert "made by SQLiteStore" in problem
+    assert told in problem
     store.close()
     engine = sa.create_engine(f"sqlite:///{path}")
     assert "semel_schema" not in sa.inspect(engine).get_table_names()

@@ -278,16 +278,18 @@ async def _climb_part(link: Link, part: Part) -> None:
             await _mark(link, part, step)
 
 
-OF_SQLITE_STORE = (
-    "this file was made by SQLiteStore; open it with semel.connect('sqlite:///path.db'), "
-    "or give SQLStore another file"
-)
+def _of_sqlite_store(path: str) -> str:
+    return (
+        f"{path} was made by SQLiteStore; write sqlite:///{path}, as in semel.connect(...), or "
+        "give SQLStore another file"
+    )
 
 
 async def _refuse_sqlite_store(link: Link) -> None:
     """Its table has our name and other columns: half of ours beside it would help nobody."""
     if await link.fetch("SELECT 1 FROM sqlite_master WHERE name = 'idempotency_floor'"):
-        raise SettingsError(OF_SQLITE_STORE)
+        [path] = await link.fetch("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        raise SettingsError(_of_sqlite_store(path[0]))
 
 
 async def version(link: Link, part: Part) -> int:
@@ -372,7 +374,7 @@ def _check(source: lines.SyncLines) -> Report:
         inspector = sa.inspect(engine)
         tables = set(inspector.get_table_names())
         if engine.dialect.name == "sqlite" and "idempotency_floor" in tables:
-            return Report(database, 0, (OF_SQLITE_STORE,))
+            return Report(database, 0, (_of_sqlite_store(engine.url.database or ""),))
         reached = _reached(source) if VERSIONS in tables else dict.fromkeys(NAMES, 0)
         problems = [
             *_version_problems(reached),
