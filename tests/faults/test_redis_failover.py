@@ -96,7 +96,7 @@ async def store(cluster):
     await store.aclose()
     # redis-py forgets, and leaves open, the nodes that it asked for the slots in vain.
     for node in gc.get_objects():
-        if isinstance(node, redis.asyncio.cluster.ClusterNode):
+        if type(node) is redis.asyncio.cluster.ClusterNode:
             await node.disconnect()
 
 
