@@ -504,7 +504,7 @@ async def test_a_cluster_node_that_dies_is_unavailable_and_comes_back(
     assert await ledger.complete(claim, VALUE) in (Kept(), Lost(VALUE))
     # redis-py forgets, and leaves open, the nodes that it asked for the slots in vain.
     for node in gc.get_objects():
-        # By type: among all objects are some that ask for settings when they are asked what they are.
+        # By type: some of all objects need settings to say what they are an instance of.
         if type(node) is redis.asyncio.cluster.ClusterNode:
             await node.disconnect()
 
