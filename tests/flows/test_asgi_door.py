@@ -1127,7 +1127,7 @@ async def test_retry_after_is_about_as_long_as_requests_take(door, clock):
     """Asking after a second what takes a minute is asking in vain sixty times."""
     shop = Slow()
     app = door(shop, Rule(lease=30))
-    app._pace.seconds = 12.4
+    app._door._pace.seconds = 12.4
     first = asyncio.create_task(ask(app, key="k"))
     await until(lambda: shop.runs == 1)
     assert (await ask(app, key="k")).header("retry-after") == "13"

@@ -25,7 +25,7 @@ from semel.attempt import CURRENT
 from semel.colour import SYNC, run
 from semel.errors import SettingsError
 from semel.guard import require
-from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of, problem, wsgi
+from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of, exchange, problem, wsgi
 from semel.stores import MemoryStore, SQLiteStore, SQLStore, connect
 from semel.values import State
 from support.process import free_port
@@ -361,7 +361,7 @@ def test_what_a_store_promises_is_asked_once(monkeypatch, tmp_path):
         asked.append(about)
         await require(*about)
 
-    monkeypatch.setattr(wsgi, "require", asking)
+    monkeypatch.setattr(exchange, "require", asking)
     with closing(SQLiteStore(tmp_path / "semel.db")) as store:
         guarded = door(App(created), store=store, rule=Rule(require=["process_crash"]))
         assert [ask(guarded).replayed, ask(guarded).replayed] == [False, True]

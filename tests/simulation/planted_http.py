@@ -21,7 +21,7 @@ from web_world import Plant
 
 from semel.call import Call
 from semel.errors import StoreUnavailableError
-from semel.http import asgi, exchange, protocol, rule
+from semel.http import asgi, door, exchange, protocol, rule
 from semel.http.asgi import Again, Conversation
 from semel.http.exchange import Exchange
 from semel.http.protocol import Response
@@ -58,7 +58,7 @@ def exchanged(breaks: str) -> Callable[[type], type]:
     """Plant an exchange."""
 
     def plant(cls: type) -> type:
-        swapped(name_of(cls), breaks, asgi, "Exchange", cls)
+        swapped(name_of(cls), breaks, door, "Exchange", cls)
         return cls
 
     return plant

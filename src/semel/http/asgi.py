@@ -17,17 +17,14 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import ASYNC, keep
-from semel.errors import StoreUnavailableError
-from semel.guard import require
-from semel.http import protocol
 from semel.http.body import Body, check_length
-from semel.http.exchange import Exchange, Pace
+from semel.http.door import Door
+from semel.http.exchange import Exchange
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -35,13 +32,9 @@ from semel.http.request import (
     fingerprint_of,
     is_stream,
     key_of,
-    record_key,
 )
 from semel.http.rule import Rule, Rules, Ruling, Scope
-from semel.ports import Store, StoreLedger
-from semel.settings import as_store, default_store
-
-log = logging.getLogger("semel")
+from semel.ports import Store
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -73,11 +66,7 @@ class IdempotencyMiddleware:
     ) -> None:
         self.app = app
         self._rules = Rules(rule or Rule(), scope, routes)
-        self._store = None if store is None else as_store(store)
-        self._pace = Pace()
-        self._required: set[int] = set()
-        if self._store is not None:
-            self._store.ledger(ASYNC)  # refuses a store of the other colour, here and now
+        self._door = Door(store, ASYNC)
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and ATTEMPT not in scope:  # a door behind a door does nothing
@@ -101,7 +90,8 @@ class IdempotencyMiddleware:
             if body is None:
                 return None
             try:
-                exchange = await self._exchange(ruling, request, body, text, tenant)
+                fingerprint = await compared(ruling, request, body)
+                exchange = self._door.exchange(ruling, request, text, tenant, fingerprint)
             except BaseException:
                 body.close()
                 raise
@@ -109,24 +99,6 @@ class IdempotencyMiddleware:
             await reply(send, refused.response)
             return None
         return Conversation(exchange, ruling, Again(body, receive), send)
-
-    async def _exchange(
-        self, ruling: Ruling, request: Request, body: Body, text: str, tenant: str
-    ) -> Exchange:
-        key = record_key(ruling, request, text, tenant)
-        fingerprint = await compared(ruling, request, body)
-        store = self._store if self._store is not None else default_store()
-        ledger = store.ledger(ASYNC)
-        if ruling.policy.require and id(ruling) not in self._required:
-            await self._check_requirements(ledger, ruling)
-        return Exchange(ruling, store, ledger, ASYNC, key, fingerprint, request, self._pace)
-
-    async def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
-        try:
-            await require(ledger, ruling.policy.require, "the idempotency middleware")
-        except StoreUnavailableError as error:  # a store that is down cannot tell
-            raise Refusal(protocol.refusal(error)) from error
-        self._required.add(id(ruling))
 
 
 # --- the request --------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from semel.attempt import CURRENT, Attempt, leave
 from semel.call import Call, Raised, told
 from semel.colour import Colour
 from semel.errors import OutcomeUnknownError, SemelError, SettingsError, StoreUnavailableError
-from semel.guard import step
+from semel.guard import require, step
 from semel.http import protocol
 from semel.http.protocol import Request, Response
 from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling, interrupted
-from semel.ports import Store, StoreLedger
+from semel.ports import Store
 from semel.stores.rules import LAPSED
 from semel.values import Claim, Done, Key, Orphan, Outcome, Verdict
 from semel.waiting import ROOM
@@ -77,14 +77,13 @@ class Exchange(Call):
         self,
         ruling: Ruling,
         store: Store,
-        ledger: StoreLedger,
         colour: Colour,
         key: Key,
         fingerprint: bytes,
         request: Request,
         pace: Pace,
     ) -> None:
-        super().__init__(ruling.policy, ledger, colour, key, fingerprint)
+        super().__init__(ruling.policy, store.ledger(colour), colour, key, fingerprint)
         self._ruling = ruling
         self._store = store
         self._request = request
@@ -93,6 +92,8 @@ class Exchange(Call):
     async def open(self) -> Response | None:
         """Ask for the right to run the handler: None, or the answer to send instead."""
         try:
+            if self.policy.require:
+                await self._check_requirements()
             answer = await self.ask()
             if isinstance(answer, Done):
                 return self._shown(self.replay(answer.outcome))
@@ -119,6 +120,11 @@ class Exchange(Call):
         if found is not None and found.past and found.past[-1].ending == LAPSED:
             return await self._ledger.renew(claim, lease_s=0)  # it took over from one that began
         return await self._ledger.release(claim, error="cut off before it began")
+
+    async def _check_requirements(self) -> None:
+        if self._ledger not in self._ruling.met_by:
+            await require(self._ledger, self.policy.require, "the idempotency middleware")
+            self._ruling.met_by.add(self._ledger)
 
     def _found(self, found: Any) -> Response:
         if isinstance(found, Response):

@@ -19,7 +19,6 @@ closed before its rows and the record are committed, so it is refused.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import dataclasses
 import inspect
@@ -46,7 +45,6 @@ except ImportError as error:  # pragma: no cover - every test environment has it
 from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import ASYNC
 from semel.errors import SettingsError, StoreUnavailableError
-from semel.guard import require
 from semel.http import openapi, protocol
 from semel.http.asgi import (
     Again,
@@ -56,17 +54,18 @@ from semel.http.asgi import (
     Message,
     Receive,
     Send,
+    compared,
     gathered,
     request_of,
 )
-from semel.http.body import Body
-from semel.http.exchange import Exchange, Pace, RequestAttempt
+from semel.http.door import Door
+from semel.http.exchange import Exchange, RequestAttempt
 from semel.http.protocol import KEY_HEADER, Refusal, Response
-from semel.http.request import ATTEMPT, checked_tenant, fingerprint_of, key_of, record_key
+from semel.http.request import ATTEMPT, checked_tenant, key_of
 from semel.http.rule import Rule, Ruling
 from semel.http.unkeyed import Unkeyed
 from semel.ports import Store
-from semel.settings import as_store, default_store
+from semel.settings import as_store
 
 __all__ = ["Idempotency", "IdempotentRoute", "RequestAttempt", "Rule"]
 
@@ -106,17 +105,16 @@ class Idempotency:
         self.scope = scope
         self.session = session
         self.ruling = Ruling(self.rule, scope)
-        self._store = None if store is None else as_store(store)
-        self._pace = Pace()
-        self._checked = not self.ruling.policy.require
-        if self._store is not None:
-            _check_store(self._store, session)
+        self._given = None if store is None else as_store(store)
+        self._door = Door(self._given, ASYNC)
+        if self._given is not None:
+            _check_store(self._given, session)
         self.__signature__ = _signature(scope, session)
 
     def but(self, **changes: Any) -> Idempotency:
         """The same with another rule: `idempotency.but(key="required", on_error="hold")`."""
         rule = dataclasses.replace(self.rule, **changes)
-        return Idempotency(scope=self.scope, store=self._store, rule=rule, session=self.session)
+        return Idempotency(scope=self.scope, store=self._given, rule=rule, session=self.session)
 
     async def __call__(
         self, connection: HTTPConnection, tenant: Any = None, session: Any = None
@@ -133,24 +131,16 @@ class Idempotency:
         whose = checked_tenant(self.scope if isinstance(self.scope, str) else tenant)
         return await visit.enter(self, whose, session)
 
-    async def exchange(self, visit: Visit, tenant: str) -> Exchange:
+    def exchange(self, visit: Visit, tenant: str) -> Exchange:
         """The exchange for a request that has brought a key."""
-        key = record_key(self.ruling, visit.request, key_of(visit.found), tenant)
-        store = self.store()
-        ledger = store.ledger(ASYNC)
-        if not self._checked:
-            await require(ledger, self.ruling.policy.require, "Idempotency")
-            self._checked = True
-        return Exchange(
-            self.ruling, store, ledger, ASYNC, key, visit.fingerprint, visit.request, self._pace
-        )
+        text = key_of(visit.found)
+        return self._door.exchange(self.ruling, visit.request, text, tenant, visit.fingerprint)
 
     def store(self) -> Store:
-        return self._store if self._store is not None else default_store()
+        return self._door.store
 
 
 def _check_store(store: Store, session: Dependency | None) -> None:
-    store.ledger(ASYNC)  # refuses a store of the other colour, here and now
     if session is not None and not hasattr(store, "bind"):
         raise SettingsError(
             f"{type(store).__name__} cannot share a transaction; with session=, give "
@@ -247,17 +237,12 @@ class Visit:
         if body is None:
             return False
         try:
-            self.fingerprint = await self._compared(ruling, body)
+            self.fingerprint = await compared(ruling, self.request, body)
         except BaseException:
             body.close()
             raise
         self._again = Again(body, self._receive)
         return True
-
-    async def _compared(self, ruling: Ruling, body: Body) -> bytes:
-        if body.spooled:  # it takes its time, and others need the loop
-            return await asyncio.to_thread(fingerprint_of, ruling, self.request, body)
-        return fingerprint_of(ruling, self.request, body)
 
     # What the dependency asks for.
 
@@ -292,7 +277,7 @@ class Visit:
 
     async def _keyed(self, door: Idempotency, tenant: str) -> RequestAttempt:
         assert self._again is not None
-        self._exchange = exchange = await door.exchange(self, tenant)
+        self._exchange = exchange = door.exchange(self, tenant)
         answer = await exchange.open()
         if answer is not None:
             raise Answered(answer)

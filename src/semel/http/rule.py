@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
+from weakref import WeakSet
 
 from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.protocol import Fingerprint, Request, Response
 from semel.policy import MIB, OnCrash, Policy, Recover, Recovered, Seconds, make_policy
+from semel.ports import StoreLedger
 
 Scope: TypeAlias = str | Callable[[Request], "str | Awaitable[str]"]
 OnError: TypeAlias = Literal["release", "store", "hold"]
@@ -89,6 +91,8 @@ class Ruling:
         self.linger_s = _linger(rule.linger)
         self.never_kept = frozenset(name.lower().encode("latin-1") for name in rule.never_kept)
         self.policy = _policy(rule)
+        self.met_by: WeakSet[StoreLedger] = WeakSet()
+        """The ledgers that have shown that they survive what the rule requires."""
         self._stores = rule.stores
 
     def keeps(self, status: int, *, routed: bool) -> bool:

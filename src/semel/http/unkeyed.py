@@ -42,7 +42,7 @@ class Unkeyed(Exchange):
             operation=operation_of(request),
             version=keys.HTTP,
         )
-        super().__init__(ruling, store, store.ledger(ASYNC), ASYNC, key, b"", request, Pace())
+        super().__init__(ruling, store, ASYNC, key, b"", request, Pace())
         claim = Claim(key, self._attempt_id, b"", self.policy.terms)
         self.attempt = self.attempt_type(key, claim, self)
         self.home = self.colour.home()

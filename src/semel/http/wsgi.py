@@ -26,11 +26,11 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import SYNC, run
-from semel.errors import SettingsError, StoreUnavailableError
-from semel.guard import require
+from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.body import PIECE, Body, check_length
-from semel.http.exchange import Exchange, Pace
+from semel.http.door import Door
+from semel.http.exchange import Exchange
 from semel.http.protocol import Header, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -38,11 +38,9 @@ from semel.http.request import (
     fingerprint_of,
     is_stream,
     key_of,
-    record_key,
 )
 from semel.http.rule import Rule, Rules, Ruling, Scope
-from semel.ports import Store, StoreLedger
-from semel.settings import as_store, default_store
+from semel.ports import Store
 
 log = logging.getLogger("semel")
 
@@ -81,11 +79,7 @@ class WSGIMiddleware:
     ) -> None:
         self.app = app
         self._rules = Rules(rule or Rule(), scope, routes)
-        self._store = None if store is None else as_store(store)
-        self._pace = Pace()
-        self._required: set[int] = set()
-        if self._store is not None:
-            self._store.ledger(SYNC)  # refuses a store of the other colour, here and now
+        self._door = Door(store, SYNC)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if ATTEMPT in environ:  # a door behind a door does nothing
@@ -109,22 +103,8 @@ class WSGIMiddleware:
         text = key_of([environ[KEY].encode("latin-1")] if KEY in environ else [])
         tenant = tenant_of(ruling.scope, request)
         gather(body, environ, ruling.max_body)
-        key = record_key(ruling, request, text, tenant)
         fingerprint = fingerprint_of(ruling, request, body)
-        store = self._store if self._store is not None else default_store()
-        ledger = store.ledger(SYNC)
-        if ruling.policy.require:
-            self._check_requirements(ledger, ruling)
-        return Exchange(ruling, store, ledger, SYNC, key, fingerprint, request, self._pace)
-
-    def _check_requirements(self, ledger: StoreLedger, ruling: Ruling) -> None:
-        if id(ruling) in self._required:
-            return
-        try:
-            run(require(ledger, ruling.policy.require, "the idempotency middleware"))
-        except StoreUnavailableError as error:  # a store that is down cannot tell
-            raise Refusal(protocol.refusal(error)) from error
-        self._required.add(id(ruling))
+        return self._door.exchange(ruling, request, text, tenant, fingerprint)
 
 
 # --- the request --------------------------------------------------------------------------------
