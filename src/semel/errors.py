@@ -10,6 +10,7 @@
     ├── ReplayedError                it failed before, with an error that cannot be rebuilt
     ├── StoreUnavailableError        the store did not answer
     │   └── CorruptRecordError       the store answered with something we never wrote
+    ├── BrokerUnavailableError       the broker did not answer, or did not confirm
     └── SettingsError                you asked for something that cannot work
 
 Every message says what happened and what to do about it.
@@ -114,6 +115,10 @@ class CorruptRecordError(StoreUnavailableError):
     """The stored record cannot be read. It is left as it is, and nothing is run."""
 
     again = False
+
+
+class BrokerUnavailableError(SemelError):
+    """The broker could not be reached, or did not confirm. What was sent may be there or not."""
 
 
 class SettingsError(SemelError, ValueError):

@@ -7,10 +7,20 @@ native driver. A store hands out one ledger per colour.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.colour import Colour
+from semel.messages import (
+    Backlog,
+    Batch,
+    Delivery,
+    Ending,
+    Features,
+    Message,
+    Receipt,
+    Tail,
+)
 from semel.values import (
     Answer,
     Claim,
@@ -137,6 +147,139 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Let go of what both colours hold."""
+        ...
+
+
+# --- brokers ------------------------------------------------------------------------------------
+
+
+class Consumer(Protocol):
+    """One owner's view of one shard of a topic, for one group.
+
+    Messages come in the order of their positions. What was handed out is pending until it is
+    acknowledged; acknowledging twice, or what is no longer pending, changes nothing.
+    """
+
+    async def left_over(self, limit: int = 1000) -> Sequence[Delivery]:
+        """What earlier owners were handed and did not finish, in order; this owner's from now on.
+
+        Asked until it is empty, before anything new is read. `count` tells how often each was
+        handed out before.
+        """
+        ...
+
+    async def read(self, limit: int, *, wait_s: float = 0.0) -> Sequence[Delivery]:
+        """New messages, at most `limit`; waits up to `wait_s` for the first. May be empty."""
+        ...
+
+    async def reclaim(self, idle_s: float, limit: int = 100) -> Sequence[Delivery]:
+        """What somebody outside our leases was handed longer than `idle_s` ago; ours from now on.
+
+        Paged: each call looks further. Empty when all was looked at, and begins anew then. Empty
+        where a broker hands such messages out by itself.
+        """
+        ...
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None: ...
+
+    async def close(self) -> None:
+        """Hand back what was read and not acknowledged, so that the next owner gets it first."""
+        ...
+
+
+class Broker(Protocol):
+    """Carries messages from a relay to groups of consumers, in `shards` shards per topic.
+
+    At least once: a message that was `Taken` is delivered to every group that was there. A broker
+    that cannot be reached, or did not confirm, raises `BrokerUnavailableError`: whether the batch
+    is there is not known, and publishing it again is right.
+    """
+
+    features: Features
+    shards: int
+
+    async def publish(self, batch: Batch) -> Receipt:
+        """Append the batch: all of it, unless the receipt says otherwise."""
+        ...
+
+    async def tail(self, topic: str, shard: int) -> Tail | None:
+        """The last message there; None where the broker cannot tell."""
+        ...
+
+    async def join(self, topic: str, group: str) -> None:
+        """Make the group known for every shard of the topic: from now on nothing is lost to it.
+
+        A group that is new begins with the oldest message there is.
+        """
+        ...
+
+    async def consumer(
+        self, topic: str, group: str, shard: int, *, name: str, fence: int
+    ) -> Consumer:
+        """A view for the shard's owner. `name` tells people who it is.
+
+        Where the broker can, a consumer with a smaller fence than the last one reads nothing more.
+        """
+        ...
+
+    async def backlog(self, topic: str, shard: int) -> Backlog:
+        """What lies there, for people and for back-pressure."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+# --- effects ------------------------------------------------------------------------------------
+
+Handle: TypeAlias = Callable[[Message, Any], Awaitable[None] | None]
+"""What a message is to do: called with the message and the inbox's session, None without one."""
+
+
+class Inbox(Protocol):
+    """Remembers, beside the effects themselves, which messages have had theirs.
+
+    For each (consumer, sequence), where a sequence is a tenant, topic and aggregate, one number:
+    the last `seq` that had its effect. For each message without a number, its id. And whatever
+    waits, in the order of its sequence. `consumer` is the group's name.
+    """
+
+    async def apply(
+        self,
+        consumer: str,
+        messages: Sequence[Message],
+        handle: Handle,
+        *,
+        singly: bool = False,
+    ) -> Sequence[Ending]:
+        """Let each message that has not had its effect have it now, in order; then tell.
+
+        Effect and memory are committed together. When this returns, every message may be
+        acknowledged. A message that fails waits for another try, and its sequence behind it; the
+        others have their effects. `singly`: the messages were begun before and not finished, so
+        each has a transaction of its own, and is counted before it begins: one that ends the
+        process three times is parked (`crash`).
+
+        An outage (of the inbox's own store, or a handler that raised `StoreUnavailableError`)
+        raises, and nothing is counted against any message.
+        """
+        ...
+
+    async def retry(
+        self, consumer: str, slots: tuple[int, int], handle: Handle
+    ) -> Sequence[tuple[Message, Ending]]:
+        """Run what waits and is due, of sequences from the first to the last of these slots.
+
+        A sequence is drained in order, until one of it fails again. Returns what was run; empty
+        when nothing was due.
+        """
+        ...
+
+    async def baseline(self, consumer: str, topic: str) -> None:
+        """Say that this consumer begins with whatever comes first in each sequence of the topic."""
+        ...
+
+    async def sweep(self, *, older_than_s: float, limit: int = 1000) -> int:
+        """Forget ids of messages without a number that are older than this."""
         ...
 
 
