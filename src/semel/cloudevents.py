@@ -91,17 +91,14 @@ def from_json(document: str | bytes) -> Message:
 _DATA = ',"data":'
 
 
-def _payload(text: str, found: Mapping[str, Any]) -> str:
+def _payload(text: str, found: dict[str, Any]) -> str:
     """To the byte as it was written, where it is the last member; otherwise what it says.
 
     The first `,"data":` outside of it is the member itself: within a text, a quote is escaped.
     """
-    start = text.find(_DATA)
-    if start >= 0 and next(reversed(found)) == "data" and text.endswith("}"):
-        if not any(
-            isinstance(member, dict | list) for name, member in found.items() if name != "data"
-        ):
-            return text[start + len(_DATA) : -1]
+    plain = all(not isinstance(found[name], dict | list) for name in found if name != "data")
+    if plain and list(found)[-1] == "data" and text.endswith("}"):
+        return text[text.index(_DATA) + len(_DATA) : -1]
     return json.dumps(found.get("data"), ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,0 +1,490 @@
+"""From the outbox to a broker: every committed event, in order, whoever dies on the way.
+
+    relay = Relay("postgresql://app@db/shop", RedisBroker("redis://localhost"))
+    await relay.run()
+
+Any number of relays may run. Each shard has one owner at a time (`semel.shards`), who reads the
+outbox behind the shard's cursor, publishes, and moves the cursor. The order of these three is the
+whole secret: a relay that dies in between publishes again, and never passes anything over. What
+the second copy meets is the broker's business: Redis refuses it by its position, others by its id,
+and every inbox by its number.
+
+A topic that cannot take more gets a lane of its own, behind the others, so that it holds up nobody
+else; and so does a topic whose broker has lost its tail: its lane begins where the broker ends, and
+what was lost is published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from semel.circuit import Circuit
+from semel.colour import ASYNC
+from semel.errors import BrokerUnavailableError, StoreUnavailableError
+from semel.messages import (
+    Batch,
+    Behind,
+    Fenced,
+    Forked,
+    Full,
+    Message,
+    Refused,
+    Tail,
+    Taken,
+)
+from semel.ports import Broker
+from semel.shards import LEASE_S, Hold, Shards
+from semel.values import value
+
+if TYPE_CHECKING:
+    from semel.stores.sql import SQLStore
+    from semel.stores.sql.outbox_reading import Cursor, OutboxReader, Page
+
+__all__ = ["Relay", "RelayStatus"]
+
+log = logging.getLogger("semel")
+
+BATCH = 1000
+
+# How often the outbox is looked at: while events come, and when none have come for long.
+BUSY_S = 0.002
+IDLE_S = 0.25
+
+# How long published rows are kept, to publish them again to a broker that has lost its tail.
+KEEP_S = 3600.0
+SWEEP_EVERY_S = 5.0
+SWEEP_ROWS = 20_000
+
+# How often a broker is asked whether it still has what it was given.
+COMPARE_EVERY_S = 10.0
+
+# A topic that is full is asked again after this, and then less often.
+FULL_S = 0.05
+MOST_FULL_S = 1.0
+
+OUTAGE = (BrokerUnavailableError, StoreUnavailableError)
+
+
+@value
+class RelayStatus:
+    """What a relay is doing, for people and probes.
+
+    `held` says why a topic lags behind, and `stopped` why a shard stands still until people decide.
+    """
+
+    name: str
+    shards: int
+    owned: Sequence[int] = ()
+    members: int = 0
+    published: int = 0
+    repeated: int = 0
+    swept: int = 0
+    outage: str = ""
+    held: Mapping[str, str] = field(default_factory=dict[str, str])
+    stopped: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def ready(self) -> bool:
+        return not self.outage and not self.stopped
+
+
+class Relay:
+    """Publishes the events of one outbox to one broker.
+
+    `name` tells relays of the same outbox apart that publish to different brokers. `source` is the
+    CloudEvents source of everything published. `keep_s`: for how long rows stay after they are
+    published; None keeps them until somebody else deletes them.
+    """
+
+    def __init__(
+        self,
+        store: SQLStore | Any,
+        broker: Broker,
+        *,
+        name: str = "default",
+        source: str = "",
+        batch: int = BATCH,
+        lease_s: float = LEASE_S,
+        idle_s: float = IDLE_S,
+        keep_s: float | None = KEEP_S,
+        notify: bool = False,
+    ) -> None:
+        from semel.stores.sql import SQLStore
+        from semel.stores.sql.outbox_reading import OutboxReader
+
+        self._opened = not isinstance(store, SQLStore)
+        self._store = SQLStore(store) if self._opened else store
+        self.name = name
+        self.broker = broker
+        self.batch = batch
+        self.reader: OutboxReader = OutboxReader(
+            self._store, name=name, shards=broker.shards, source=source
+        )
+        self.circuit = Circuit(f"relay {name}")
+        self._shards = Shards(self._store, f"relay:{name}", broker.shards, lease_s=lease_s)
+        self._idle_s = idle_s
+        self._keep_s = keep_s
+        self._notify = notify
+        self._stopping = asyncio.Event()
+        self.news = -1
+        """What the outbox last said of itself."""
+        self._waiting: set[asyncio.Event] = set()
+        self.counts = {"published": 0, "repeated": 0, "swept": 0}
+        self.held: dict[tuple[int, str], str] = {}
+        self.stopped: dict[int, str] = {}
+
+    async def run(self) -> None:
+        """Relay until `stop`. What is in hand is finished, and every shard handed over."""
+        beside = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
+        try:
+            await self._shards.run(self._own)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            if self._opened:
+                await self._store.aclose()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._shards.stop()
+
+    def status(self) -> RelayStatus:
+        held = {topic: why for (_, topic), why in sorted(self.held.items())}
+        return RelayStatus(
+            self.name,
+            self.broker.shards,
+            tuple(self._shards.owned),
+            self._shards.members,
+            **self.counts,
+            outage=self.circuit.error,
+            held=held,
+            stopped=dict(self.stopped),
+        )
+
+    async def _own(self, hold: Hold) -> None:
+        await _Shard(self, hold).run()
+
+    # --- news -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Look at the outbox: often while events come, seldom when none do."""
+        from semel.stores.sql.outbox_bell import listen
+
+        pause_s = BUSY_S
+        with listen() as bell:
+            hearing = asyncio.create_task(self.reader.listen(bell)) if self._notify else None
+            try:
+                while True:
+                    pause_s = BUSY_S if await self._look() else min(self._idle_s, pause_s * 1.3)
+                    if await bell.wait(pause_s):
+                        pause_s = BUSY_S
+            finally:
+                if hearing is not None:
+                    hearing.cancel()
+
+    async def _look(self) -> bool:
+        try:
+            news = await self.reader.news()
+        except OUTAGE as error:
+            self.circuit.failed(error)
+            await self.circuit.wait(self._stopping)
+            return False
+        if news == self.news:
+            return False
+        self.news = news
+        for waiting in self._waiting:
+            waiting.set()
+        return True
+
+    async def until_news(self, since: int, hold: Hold, wait_s: float) -> None:
+        """Until the outbox has moved on, the shard is to be put down, or the time is up."""
+        if self.news != since or hold.ending.is_set():
+            return
+        woken = asyncio.Event()
+        self._waiting.add(woken)
+        ending = asyncio.ensure_future(hold.ending.wait())
+        ending.add_done_callback(lambda _: woken.set())
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await woken.wait()
+        finally:
+            ending.cancel()
+            self._waiting.discard(woken)
+
+    # --- cleaning up ------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Whoever owns the first shard deletes what is published and old enough."""
+        while self._keep_s is not None:
+            await ASYNC.sleep(SWEEP_EVERY_S)
+            if 0 not in self._shards.owned:
+                continue
+            with contextlib.suppress(*OUTAGE):
+                self.counts["swept"] += await self.reader.sweep(
+                    keep_s=self._keep_s, limit=SWEEP_ROWS
+                )
+
+
+class _LostError(Exception):
+    """A later owner of the shard is at work."""
+
+
+class _ForkedError(Exception):
+    """The outbox and the broker tell different stories."""
+
+
+class _Shard:
+    """One shard, for as long as it is ours."""
+
+    def __init__(self, relay: Relay, hold: Hold) -> None:
+        self._relay = relay
+        self._hold = hold
+        self._reader = relay.reader
+        self._broker = relay.broker
+        self._cursor: Cursor
+        self._read_at = -1
+        """The news up to which everything was read."""
+        self._ahead: asyncio.Task[Page] | None = None
+        """The page behind the one that is being published."""
+        self._again_at: dict[str, tuple[float, float]] = {}
+        """By topic that is full: when to ask again, and the pause after that."""
+        self._compared_at = -COMPARE_EVERY_S
+
+    async def run(self) -> None:
+        try:
+            while self._hold.live:
+                try:
+                    await self._relay_on()
+                except OUTAGE as error:
+                    self._relay.circuit.failed(error)
+                    await self._relay.circuit.wait(self._hold.ending)
+                except _ForkedError as fork:
+                    await self._stand_still(str(fork))
+        except _LostError as lost:
+            log.warning("semel: %s: shard %d: %s", self._relay.name, self._hold.shard, lost)
+        finally:
+            await self._drop_ahead()
+            self._forget_status()
+
+    async def _stand_still(self, why: str) -> None:
+        if self._relay.stopped.get(self._hold.shard) != why:
+            log.critical("semel: %s: %s", self._relay.name, why)
+        self._relay.stopped[self._hold.shard] = why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMPARE_EVERY_S):
+                await self._hold.ending.wait()
+
+    async def _relay_on(self) -> None:
+        cursor = await self._reader.take(self._hold.shard, self._hold.fence)
+        if cursor is None:
+            raise _LostError("a later owner has its cursor")
+        self._cursor = cursor
+        self._read_at = -1
+        self._compared_at = -COMPARE_EVERY_S
+        await self._drop_ahead()
+        while self._hold.live:
+            await self._compare_now_and_then()
+            since = self._relay.news
+            moved = await self._main_turn(since)
+            for topic in list(self._cursor.lanes):
+                moved |= await self._lane_turn(topic)
+            self._relay.circuit.passed()
+            if not moved:
+                await self._relay.until_news(since, self._hold, self._pause_s())
+
+    def _pause_s(self) -> float:
+        now = ASYNC.now()
+        again = [at - now for at, _ in self._again_at.values()]
+        return max(0.0, min([*again, COMPARE_EVERY_S]))
+
+    # --- the shard's own lane ---------------------------------------------------------------
+
+    async def _main_turn(self, news: int) -> bool:
+        if self._read_at == news:
+            return False
+        page = await self._next_page(news)
+        if not page.more:
+            self._read_at = news
+        if not page.messages and page.upto == self._cursor.position:
+            return False
+        if page.more:
+            self._read_ahead(page, news)
+        by_topic: dict[str, list[Message]] = {}
+        for message in page.messages:
+            if message.topic not in self._cursor.lanes:
+                by_topic.setdefault(message.topic, []).append(message)
+        outcomes = await asyncio.gather(*(self._send(t, m) for t, m in by_topic.items()))
+        tails: dict[str, Tail] = {}
+        lanes: dict[str, int | None] = {}
+        for topic, tail, lane in outcomes:
+            tails[topic] = tail
+            if lane is not None:
+                lanes[topic] = lane
+        await self._advance(page.upto, tails, lanes)
+        return True
+
+    async def _next_page(self, news: int) -> Page:
+        from semel.stores.sql.outbox_reading import Lane
+
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            return await ahead
+        lane = Lane("", self._cursor.position)
+        return await self._reader.read(self._cursor, lane, limit=self._relay.batch, bound=news)
+
+    def _read_ahead(self, page: Page, news: int) -> None:
+        from semel.stores.sql.outbox_reading import Lane
+
+        lane = Lane("", page.upto)
+        self._ahead = asyncio.create_task(
+            self._reader.read(self._cursor, lane, limit=self._relay.batch, bound=news)
+        )
+
+    async def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+
+    # --- lanes of their own -----------------------------------------------------------------
+
+    async def _lane_turn(self, topic: str) -> bool:
+        from semel.stores.sql.outbox_reading import Lane
+
+        again_at, _ = self._again_at.get(topic, (0.0, 0.0))
+        if ASYNC.now() < again_at:
+            return False
+        position = self._cursor.lanes[topic]
+        page = await self._reader.read(
+            self._cursor,
+            Lane(topic, position),
+            limit=self._relay.batch,
+            bound=self._cursor.position,
+        )
+        tail, lane = self._cursor.tails.get(topic, Tail()), None
+        if page.messages:
+            _, tail, lane = await self._send(topic, page.messages)
+        stays = lane if lane is not None else page.upto if page.more else None
+        if stays is None:
+            self._let_rejoin(topic)
+        await self._advance(self._cursor.position, {topic: tail}, {topic: stays})
+        return lane is None
+
+    def _let_rejoin(self, topic: str) -> None:
+        log.info("semel: %s: %s has caught up", self._relay.name, self._called(topic))
+        self._again_at.pop(topic, None)
+        self._relay.held.pop((self._hold.shard, topic), None)
+
+    # --- the broker -------------------------------------------------------------------------
+
+    async def _send(self, topic: str, messages: Sequence[Message]) -> tuple[str, Tail, int | None]:
+        """Publish; the topic's tail then, and where a lane of its own begins if it needs one."""
+        follows = self._cursor.tails.get(topic, Tail())
+        if not self._hold.live:
+            raise _LostError("it was put down, or its lease ran out")
+        batch = Batch(topic, self._hold.shard, self._hold.fence, follows, messages)
+        receipt = await self._broker.publish(batch)
+        match receipt:
+            case Taken(added):
+                self._relay.counts["published"] += added
+                self._relay.counts["repeated"] += len(messages) - added
+                self._again_at.pop(topic, None)
+                self._relay.stopped.pop(self._hold.shard, None)
+                return topic, Tail(messages[-1].position, messages[-1].id), None
+            case Behind(tail):
+                await self._say_lost(topic, follows, tail)
+                return topic, tail, tail.position
+            case Full(_, why):
+                self._hold_back(topic, why)
+                return topic, follows, messages[0].position - 1
+            case Fenced(fence):
+                raise _LostError(f"a later owner (fence {fence}) has published")
+            case Forked(tail):
+                raise _ForkedError(self._fork(topic, tail))
+            case Refused(message, why):
+                return topic, *self._refused(topic, messages, message, why)
+
+    def _refused(
+        self, topic: str, messages: Sequence[Message], refused: Message, why: str
+    ) -> tuple[Tail, int | None]:
+        self._hold_back(topic, f"the broker refuses event {refused.id}: {why}")
+        before = [message for message in messages if message.position < refused.position]
+        last = self._cursor.tails.get(topic, Tail())
+        tail = Tail(before[-1].position, before[-1].id) if before else last
+        return tail, refused.position - 1
+
+    def _fork(self, topic: str, tail: Tail) -> str:
+        return (
+            f"at position {tail.position} of {self._called(topic)} the broker has another event "
+            f"({tail.id or 'unknown'}) than the outbox: one of the two was restored from an older "
+            "copy. Nothing is published in this shard until they agree: bring back the right copy, "
+            "or delete the broker's stream to have it filled anew from the outbox"
+        )
+
+    async def _say_lost(self, topic: str, follows: Tail, tail: Tail) -> None:
+        swept = await self._reader.swept_to()
+        log.error(
+            "semel: %s: the broker has lost the end of %s, from position %d back to %d; what the "
+            "outbox still has is published again%s",
+            self._relay.name,
+            self._called(topic),
+            follows.position,
+            tail.position,
+            f". Events up to {swept} may be deleted there and are lost"
+            if swept > tail.position
+            else "",
+        )
+
+    def _hold_back(self, topic: str, why: str) -> None:
+        _, pause_s = self._again_at.get(topic, (0.0, FULL_S))
+        self._again_at[topic] = ASYNC.now() + pause_s, min(MOST_FULL_S, 2 * pause_s)
+        if (self._hold.shard, topic) not in self._relay.held:
+            log.warning("semel: %s: %s waits: %s", self._relay.name, self._called(topic), why)
+        self._relay.held[self._hold.shard, topic] = why
+
+    def _called(self, topic: str) -> str:
+        return topic if self._broker.shards == 1 else f"{topic} (shard {self._hold.shard})"
+
+    # --- has it still got what it was given? ------------------------------------------------
+
+    async def _compare_now_and_then(self) -> None:
+        """A broker that lost its tail is found out also where nothing new is published."""
+        if ASYNC.now() - self._compared_at < COMPARE_EVERY_S:
+            return
+        self._compared_at = ASYNC.now()
+        tails: dict[str, Tail] = {}
+        for topic, known in self._cursor.tails.items():
+            tail = await self._broker.tail(topic, self._hold.shard)
+            if tail is not None and tail.position < known.position:
+                if topic not in self._cursor.lanes:
+                    await self._say_lost(topic, known, tail)
+                tails[topic] = tail
+        if tails:
+            lanes = {topic: tail.position for topic, tail in tails.items()}
+            await self._drop_ahead()
+            await self._advance(self._cursor.position, tails, lanes)
+
+    # --- the cursor -------------------------------------------------------------------------
+
+    async def _advance(
+        self, position: int, tails: Mapping[str, Tail], lanes: Mapping[str, int | None]
+    ) -> None:
+        cursor = await self._reader.advance(
+            self._cursor, position=position, tails=tails, lanes=lanes
+        )
+        if cursor is None:
+            raise _LostError("a later owner has moved its cursor")
+        self._cursor = cursor
+
+    def _forget_status(self) -> None:
+        self._relay.stopped.pop(self._hold.shard, None)
+        for shard, topic in list(self._relay.held):
+            if shard == self._hold.shard:
+                del self._relay.held[shard, topic]
