@@ -37,6 +37,9 @@ LEASE_S = 10.0
 # A lease is renewed so often while it lasts.
 TURNS = 3
 
+# Whoever has not turned for so long, or for three leases, will not do so by itself.
+STUCK_S = 30.0
+
 
 class Hold:
     """The right to work on one shard, until it is asked to end or its lease runs out."""
@@ -69,24 +72,44 @@ Own = Callable[[Hold], Coroutine[Any, Any, None]]
 
 
 class Shards:
-    """Our part of the shards of one name. `count` must be the same for the whole party."""
+    """Our part of the shards of one name. `count` must be the same for the whole party.
 
-    def __init__(self, store: Store, name: str, count: int, *, lease_s: float = LEASE_S) -> None:
+    Work that is to be put down has what is left of its lease for it, or `grace_s` if that is more:
+    until then the lease is renewed. After that it is cancelled.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        count: int,
+        *,
+        lease_s: float = LEASE_S,
+        grace_s: float = 0.0,
+    ) -> None:
         self._store = store
         self._name = name
         self._count = count
         self._terms = Terms(lease_s=lease_s, ttl_s=max(60.0, 6 * lease_s))
         self._turn_s = lease_s / TURNS
+        self._grace_s = grace_s
         self._seat: Hold | None = None
         self._owned: dict[int, tuple[Hold, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._turned_at: float | None = None
         self.members = 0
         """How many seats were taken when we last looked."""
 
     @property
     def owned(self) -> list[int]:
         return sorted(self._owned)
+
+    @property
+    def turning(self) -> bool:
+        """Does it still turn? An outage does not keep it from that, so a restart would help."""
+        limit_s = max(STUCK_S, TURNS * self._terms.lease_s)
+        return self._turned_at is None or ASYNC.now() - self._turned_at < limit_s
 
     def stop(self) -> None:
         """Put everything down and hand it over; `run` returns when that is done."""
@@ -97,6 +120,7 @@ class Shards:
         ledger = self._store.ledger(ASYNC)
         try:
             while not self._stopping.is_set():
+                self._turned_at = ASYNC.now()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(self._turn_s, self._terms.lease_s)):
                         await self._turn(ledger, own)
@@ -126,14 +150,15 @@ class Shards:
     async def _renew(self, ledger: StoreLedger) -> None:
         holds = [hold for hold, _ in self._owned.values()]
         holds += [self._seat] if self._seat else []
+        await asyncio.gather(*(self._renew_one(ledger, hold) for hold in holds))
+
+    async def _renew_one(self, ledger: StoreLedger, hold: Hold) -> None:
+        """A lease whose renewal failed may still be ours, until it runs out."""
         sent = ASYNC.now()
-        answers = await asyncio.gather(
-            *(ledger.renew(hold.claim) for hold in holds), return_exceptions=True
-        )
-        for hold, answer in zip(holds, answers, strict=True):
-            if isinstance(answer, Kept):
+        with contextlib.suppress(SemelError):
+            if isinstance(await ledger.renew(hold.claim), Kept):
                 hold.renewed(sent)
-            elif not isinstance(answer, BaseException):
+            else:
                 hold._good_until = 0.0  # noqa: SLF001 - one module, one story
 
     async def _sit_down(self, ledger: StoreLedger) -> Hold | None:
@@ -203,10 +228,13 @@ class Shards:
             handing.add_done_callback(self._leaving.discard)
 
     async def _hand_over(self, ledger: StoreLedger, hold: Hold, task: asyncio.Task[None]) -> None:
-        """When the work has been put down, or at the end of the lease, by then without it."""
-        _, late = await asyncio.wait([task], timeout=max(0.0, hold.left_s))
-        for unfinished in late:
-            unfinished.cancel()
+        """When the work has been put down, or its time for that is over, by then without it."""
+        until = ASYNC.now() + max(self._grace_s, hold.left_s)
+        while not task.done() and (left_s := min(hold.left_s, until - ASYNC.now())) > 0:
+            await asyncio.wait([task], timeout=min(self._turn_s, left_s))
+            if not task.done() and hold.left_s < until - ASYNC.now():
+                await self._renew_one(ledger, hold)
+        task.cancel()
         await _quietly(ledger.release(hold.claim))
 
     async def _leave(self, ledger: StoreLedger) -> None:
