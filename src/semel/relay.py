@@ -75,6 +75,7 @@ class RelayStatus:
     """What a relay is doing, for people and probes.
 
     `held` says why a topic lags behind, and `stopped` why a shard stands still until people decide.
+    `turning` is False when it has not done anything for so long that only a restart can help.
     """
 
     name: str
@@ -87,6 +88,7 @@ class RelayStatus:
     outage: str = ""
     held: Mapping[str, str] = field(default_factory=dict[str, str])
     stopped: Mapping[int, str] = field(default_factory=dict[int, str])
+    turning: bool = True
 
     @property
     def ready(self) -> bool:
@@ -165,6 +167,7 @@ class Relay:
             outage=self.circuit.error,
             held=held,
             stopped=dict(self.stopped),
+            turning=self._shards.turning,
         )
 
     async def _own(self, hold: Hold) -> None:
