@@ -40,9 +40,6 @@ TURNS = 3
 # Whoever has not turned for so long, or for three leases, will not do so by itself.
 STUCK_S = 30.0
 
-# Whoever has not turned for so long, or for three leases, will not do so by itself.
-STUCK_S = 30.0
-
 
 class Hold:
     """The right to work on one shard, until it is asked to end or its lease runs out."""
@@ -107,12 +104,6 @@ class Shards:
     @property
     def owned(self) -> list[int]:
         return sorted(self._owned)
-
-    @property
-    def turning(self) -> bool:
-        """Does it still turn? An outage does not keep it from that, so a restart would help."""
-        limit_s = max(STUCK_S, TURNS * self._terms.lease_s)
-        return self._turned_at is None or ASYNC.now() - self._turned_at < limit_s
 
     @property
     def turning(self) -> bool:
