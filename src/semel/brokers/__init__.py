@@ -1,0 +1,177 @@
+"""The brokers, and `connect`: from a URL to a broker.
+
+Each broker lives in a module of its own and is imported when it is asked for, so that nobody
+needs a driver for a broker they do not use.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
+
+from semel.errors import SettingsError
+
+if TYPE_CHECKING:
+    from semel.brokers.memory import MemoryBroker
+    from semel.ports import Broker
+
+__all__ = ["MemoryBroker", "NatsBroker", "RabbitBroker", "RedisBroker", "SQLiteBroker", "connect"]
+
+_HOMES = {
+    "MemoryBroker": "semel.brokers.memory",
+    "NatsBroker": "semel.brokers.nats",
+    "RabbitBroker": "semel.brokers.rabbit",
+    "RedisBroker": "semel.brokers.redis",
+    "SQLiteBroker": "semel.brokers.sqlite",
+}
+
+# The broker behind each scheme.
+_SCHEMES = {
+    "memory": "MemoryBroker",
+    "sqlite": "SQLiteBroker",
+    "redis": "RedisBroker",
+    "rediss": "RedisBroker",
+    "redis+sentinel": "RedisBroker",
+    "rediss+sentinel": "RedisBroker",
+    "redis+cluster": "RedisBroker",
+    "rediss+cluster": "RedisBroker",
+    "unix": "RedisBroker",
+    "nats": "NatsBroker",
+    "nats+tls": "NatsBroker",
+    "amqp": "RabbitBroker",
+    "amqps": "RabbitBroker",
+}
+
+_EXTRAS = {"RedisBroker": "redis", "NatsBroker": "nats", "RabbitBroker": "rabbit"}
+
+SCHEMES = (
+    "memory://",
+    "sqlite:///path.db",
+    "redis://",
+    "rediss://",
+    "redis+sentinel://",
+    "redis+cluster://",
+    "unix://",
+    "nats://",
+    "nats+tls://",
+    "amqp://",
+    "amqps://",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def connect(url: str, **settings: Any) -> Broker:
+    """Open the broker at a URL. Nothing is sent before its first use.
+
+    `settings` are the broker's own, and may stand in the URL instead: `sqlite:///a.db?shards=8`.
+    What else the URL asks for goes to the driver. Each `memory://` is a broker of its own; share
+    the object.
+    """
+    name = _broker_at(url)
+    broker = _imported(name)
+    rest, written = _split(url, _kinds(broker))
+    for option, value in written.items():
+        if settings.setdefault(option, value) != value:
+            raise SettingsError(
+                f"{option}={settings[option]!r} is given, and the URL says {value!r}; say it once"
+            )
+    if name != "MemoryBroker":
+        made: Broker = broker(rest, **settings)
+        return made
+    if rest.rstrip("/") != "memory:":
+        raise SettingsError(f"write memory:// and settings behind it, not {rest!r}")
+    return broker(**settings)  # type: ignore[no-any-return]
+
+
+def _broker_at(url: object) -> str:
+    if not isinstance(url, str):
+        raise _no_url(f"a {type(url).__name__}")
+    scheme = url.partition("://")[0].lower() if "://" in url else ""
+    if scheme not in _SCHEMES:
+        # What is behind the scheme may be a password.
+        raise _no_url(f"{scheme}://" if scheme else repr(url), _hint(scheme))
+    return _SCHEMES[scheme]
+
+
+def _no_url(shown: str, hint: str = "") -> SettingsError:
+    return SettingsError(f"{shown} is not a broker's URL; write one of {', '.join(SCHEMES)}{hint}")
+
+
+def _hint(scheme: str) -> str:
+    match scheme.partition("+")[0]:
+        case "sqlite":
+            return ". A broker in SQLite needs no SQLAlchemy: sqlite:///path.db"
+        case "postgresql" | "postgres" | "mysql" | "mariadb":
+            return ". That database holds the outbox, and a relay brings it to a broker"
+        case "kafka":
+            return ". There is no adapter for Kafka yet; Debezium reads the outbox table"
+        case "tls":
+            return ". NATS over TLS is nats+tls://"
+    return ""
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    from importlib import import_module
+
+    try:
+        module = import_module(_HOMES[name])
+    except ModuleNotFoundError as missing:
+        if name not in _EXTRAS or str(missing.name).startswith("semel"):
+            raise
+        raise SettingsError(
+            f"{missing.name} is not installed: pip install 'semel[{_EXTRAS[name]}]'"
+        ) from missing
+    broker: Callable[..., Any] = getattr(module, name)
+    return broker
+
+
+# --- settings in a URL --------------------------------------------------------------------------
+
+
+def _kinds(broker: Callable[..., Any]) -> dict[str, type]:
+    """What may stand in the URL: the broker's settings that default to a number, a text or a bool.
+
+    A setting that defaults to None is an object, and cannot be written in a URL.
+    """
+    parameters = inspect.signature(broker).parameters.values()
+    return {
+        p.name: type(p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and isinstance(p.default, bool | int | float | str)
+    }
+
+
+def _split(url: str, kinds: dict[str, type]) -> tuple[str, dict[str, Any]]:
+    """The URL without what is for the broker, and that. What stays is left to the byte."""
+    before, _, query = url.partition("?")
+    others: list[str] = []
+    ours: dict[str, Any] = {}
+    for option in query.split("&") if query else ():
+        name, _, text = option.partition("=")
+        if name in kinds:
+            ours[name] = _read(name, unquote_plus(text), kinds[name])
+        else:
+            others.append(option)
+    return before + ("?" if others else "") + "&".join(others), ours
+
+
+_SAID = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _read(name: str, text: str, kind: type) -> Any:
+    if text.lower() == "none":
+        return None
+    try:
+        return _SAID[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise SettingsError(f"{name}={text!r} in the URL is not {wanted}") from None
