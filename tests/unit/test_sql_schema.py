@@ -17,7 +17,7 @@ from semel.errors import SettingsError, StoreUnavailableError
 from semel.stores import SQLiteStore
 from semel.stores.sql import SQLStore, check, ddl, init, upgrade
 from semel.stores.sql.lines import open_engine, parse
-from semel.stores.sql.schema import PARTS
+from semel.stores.sql.schema import OUTBOX_TABLES, PARTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "schema.md"
 
@@ -133,12 +133,25 @@ def test_check_names_a_column_of_another_type_and_an_index_elsewhere(postgres_ur
 def older(url, execute):
     """A database as the release before the outbox made it."""
     init(url)
-    for statement in (
-        "DROP TABLE event_outbox",
-        "DROP TABLE event_outbox_seq",
-        "DELETE FROM semel_schema WHERE part = 'outbox'",
-    ):
-        execute(statement)
+    for table in OUTBOX_TABLES:
+        execute(f"DROP TABLE {table.name}")
+    execute("DELETE FROM semel_schema WHERE part = 'outbox'")
+
+
+def first_outbox(url, execute):
+    """A database as the first version of the outbox made it, with an event in it."""
+    init(url)
+    if not url.startswith(("postgresql", "sqlite")):
+        execute("ALTER TABLE event_outbox DROP COLUMN position")
+    execute("CREATE INDEX ix_event_outbox_shard ON event_outbox (shard, id)")
+    execute("DROP TABLE event_outbox_cursor")
+    execute("DROP TABLE event_outbox_mark")
+    execute("UPDATE semel_schema SET version = 1 WHERE part = 'outbox'")
+    names = "shard, tenant_id, topic, aggregate_type, aggregate_id, event_id, event_type, payload"
+    execute(
+        f"INSERT INTO event_outbox ({names}, created_at) "
+        "VALUES (7, '', 't', 'order', '1', 'e-1', 'placed', '{}', '2026-01-01 00:00:00')"
+    )
 
 
 def test_a_database_without_the_outbox_is_told_so_and_upgraded(url, execute):
@@ -146,12 +159,43 @@ def test_a_database_without_the_outbox_is_told_so_and_upgraded(url, execute):
     found = check(url)
     assert found.version == 1
     assert found.problems == (
-        "outbox: schema version is 0, wanted 1; run `semel db upgrade URL`",
-        "table event_outbox is missing",
-        "table event_outbox_seq is missing",
+        "outbox: schema version is 0, wanted 2; run `semel db upgrade URL`",
+        *(f"table {table.name} is missing" for table in OUTBOX_TABLES),
     )
     assert upgrade(url).problems == ()
     assert check(url).problems == ()
+
+
+@pytest.mark.parametrize("halfway", [False, True])
+def test_the_first_outbox_is_told_so_and_upgraded_with_what_is_in_it(url, execute, halfway):
+    first_outbox(url, execute)
+    found = check(url).problems
+    assert "outbox: schema version is 1, wanted 2; run `semel db upgrade URL`" in found
+    assert "table event_outbox_cursor is missing" in found
+    assert "table event_outbox_mark is missing" in found
+    if url.startswith(("mysql", "mariadb")):
+        assert "column event_outbox.position is missing: BIGINT" in found
+        assert any("ux_event_outbox_position is missing" in problem for problem in found)
+    if halfway:  # killed between its last statement and the mark
+        upgrade(url)
+        execute("UPDATE semel_schema SET version = 1 WHERE part = 'outbox'")
+    assert upgrade(url).problems == ()
+    engine = open_engine(parse(url))
+    indexes = {index["name"] for index in sa.inspect(engine).get_indexes("event_outbox")}
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT event_id FROM event_outbox").all()
+    engine.dispose()
+    assert "ix_event_outbox_shard" not in indexes
+    assert rows == [("e-1",)]
+
+
+def test_check_misses_what_readers_of_the_outbox_need(url, execute):
+    init(url)
+    execute("ALTER TABLE event_outbox_cursor DROP COLUMN fence")
+    execute("DROP TABLE event_outbox_mark")
+    found = "\n".join(check(url).problems)
+    assert "column event_outbox_cursor.fence is missing" in found
+    assert "event_outbox_mark was made and is gone" in found
 
 
 def test_a_table_that_is_gone_is_not_promised_by_upgrade(url, execute):

@@ -34,6 +34,7 @@ class Fault(enum.Enum):
     LOCKED = "somebody's transaction has the row: the statement had no effect, try again"
     GONE = "the connection is gone: connect anew and repeat"
     TAKEN = "somebody else inserted the row first"
+    DONE = "the column or the index is there, or gone, already"
     NO_TABLE = "there is no such table"
     NO_COLUMN = "the table is there and not ours"
     NO_DATABASE = "there is no such database"
@@ -68,6 +69,9 @@ MYSQL_CODES = {
     1020: Fault.AGAIN,  # record has changed since last read, innodb_snapshot_isolation
     3572: Fault.LOCKED,  # NOWAIT is set
     1062: Fault.TAKEN,  # duplicate entry
+    1060: Fault.DONE,  # duplicate column name
+    1061: Fault.DONE,  # duplicate key name
+    1091: Fault.DONE,  # cannot drop it, it is not there
     1146: Fault.NO_TABLE,
     1054: Fault.NO_COLUMN,  # unknown column
     1049: Fault.NO_DATABASE,  # unknown database

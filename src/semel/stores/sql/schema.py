@@ -4,8 +4,9 @@
 ended. Steps and finished attempts live in the row itself, so that they are born, taken over and
 deleted with it: a row table of their own could outlive the record and hand its steps to the next
 one of the same key. `event_outbox` holds what is to be told to others, and `event_outbox_seq`
-the last number that each of their aggregates has taken. `semel_schema` says which version each
-part of the schema has.
+the last number that each of their aggregates has taken. `event_outbox_cursor` says how far each
+relay has read, and `event_outbox_mark` how far all of them together are. `semel_schema` says which
+version each part of the schema has.
 
 Alembic users: run what `ddl(name)` returns in a migration of your own and stamp nothing; `check`
 tells whether the tables are as they should be.
@@ -35,7 +36,7 @@ VERSIONS = "semel_schema"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's type in each database, and what else is said of it there."""
+    """A column's type in each database, and what else is said of it there; no type: no column."""
 
     name: str
     postgresql: str
@@ -51,11 +52,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index, and the columns it is on."""
+    """An index, and the columns it is on; `only` in one database, if it says so."""
 
     name: str
     columns: tuple[str, ...]
     unique: bool = False
+    only: str = ""
 
     @property
     def word(self) -> str:
@@ -74,12 +76,19 @@ class Table:
     columns: tuple[Column, ...]
     indexes: tuple[Index, ...] = ()
 
+    def columns_in(self, database: str) -> list[Column]:
+        return [column for column in self.columns if column.kind(database)]
+
+    def indexes_in(self, database: str) -> list[Index]:
+        return [index for index in self.indexes if index.only in {"", database}]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Tables that belong together and have a version.
 
-    `steps` says for each version what leads to it from the one before.
+    `steps` says for each version what leads to it from the one before. The first makes the tables
+    as they are today, where they are not; whatever of the others is done by then is passed over.
     """
 
     name: str
@@ -147,6 +156,10 @@ COUNTED = {
 # What PostgreSQL names the counter behind `event_outbox.id`.
 ID_SEQUENCE = "event_outbox_id_seq"
 
+# Where ids say nothing about the order of commits, rows get a position once they are committed.
+POSITION = Column("position", "", "BIGINT", "", null=True)
+BY_POSITION = Index("ux_event_outbox_position", ("position",), unique=True, only="mysql")
+
 OUTBOX = Table(
     "event_outbox",
     (
@@ -163,12 +176,9 @@ OUTBOX = Table(
         Column("payload", "TEXT", "LONGTEXT", "TEXT"),
         Column("headers", "TEXT", "LONGTEXT", "TEXT", null=True),
         _time("created_at"),
+        POSITION,
     ),
-    (
-        Index("ux_event_outbox_event", ("event_id",), unique=True),
-        # What the owner of a shard reads by.
-        Index("ix_event_outbox_shard", ("shard", "id")),
-    ),
+    (Index("ux_event_outbox_event", ("event_id",), unique=True), BY_POSITION),
 )
 
 OUTBOX_SEQ = Table(
@@ -182,6 +192,36 @@ OUTBOX_SEQ = Table(
         Column("seq", "BIGINT", "BIGINT", "INTEGER"),
     ),
 )
+
+# Rows that are written all the time, so nothing but the key is indexed: PostgreSQL then changes
+# them in place.
+OUTBOX_CURSOR = Table(
+    "event_outbox_cursor",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("name"),
+        Column("shard", "SMALLINT", "SMALLINT", "INTEGER"),
+        Column("shards", "SMALLINT", "SMALLINT", "INTEGER"),
+        _name("topic"),
+        Column("position", "BIGINT", "BIGINT", "INTEGER", null=True),
+        Column("tail_position", "BIGINT", "BIGINT", "INTEGER"),
+        _name("tail_event_id"),
+        Column("fence", "BIGINT", "BIGINT", "INTEGER"),
+        _time("updated_at"),
+    ),
+)
+
+OUTBOX_MARK = Table(
+    "event_outbox_mark",
+    (
+        Column("id", "VARCHAR(64)", "VARCHAR(64)", "TEXT"),
+        Column("position", "BIGINT", "BIGINT", "INTEGER"),
+        _time("updated_at"),
+    ),
+)
+
+# Of the first version: each relay reads the newest rows by id, whoever's they are.
+UNUSED = "ix_event_outbox_shard"
 
 # Compared byte by byte: MariaDB's default collation takes 'AbC' and 'abc' for the same.
 OPTIONS = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
@@ -197,11 +237,11 @@ def _made(*tables: Table) -> Callable[[str], tuple[str, ...]]:
 
 
 def _create(table: Table, database: str) -> tuple[str, ...]:
-    lines = [_column_line(column, database) for column in table.columns]
-    apart = table.indexes
+    lines = [_column_line(column, database) for column in table.columns_in(database)]
+    apart = table.indexes_in(database)
     if database == "mysql":  # which cannot be told to make an index only where there is none
-        lines += [f"{index.word} {index.name} {index.on}" for index in table.indexes]
-        apart = ()
+        lines += [f"{index.word} {index.name} {index.on}" for index in apart]
+        apart = []
     body = ",\n    ".join(lines)
     options = OPTIONS.get(database, "")
     return (
@@ -216,6 +256,20 @@ def _column_line(column: Column, database: str) -> str:
     return f"{column.name} {column.kind(database)}{null}{key}{column.more.get(database, '')}"
 
 
+def _readers(database: str) -> tuple[str, ...]:
+    """The second version of the outbox: relays can read it."""
+    made = _made(OUTBOX_CURSOR, OUTBOX_MARK)(database)
+    if database != "mysql":
+        return (*made, f"DROP INDEX IF EXISTS {UNUSED}")
+    alter = f"ALTER TABLE {OUTBOX.name}"
+    return (
+        *made,
+        f"{alter} ADD COLUMN {_column_line(POSITION, database)}",
+        f"{alter} ADD {BY_POSITION.word} {BY_POSITION.name} {BY_POSITION.on}",
+        f"{alter} DROP INDEX {UNUSED}",
+    )
+
+
 def _versions(database: str) -> str:
     options = OPTIONS.get(database, "")
     return (
@@ -225,9 +279,11 @@ def _versions(database: str) -> str:
     )
 
 
+OUTBOX_TABLES = (OUTBOX, OUTBOX_SEQ, OUTBOX_CURSOR, OUTBOX_MARK)
+
 PARTS = (
     Part("ledger", 1, (LEDGER,), {1: _made(LEDGER)}),
-    Part("outbox", 1, (OUTBOX, OUTBOX_SEQ), {1: _made(OUTBOX, OUTBOX_SEQ)}),
+    Part("outbox", 2, OUTBOX_TABLES, {1: _made(*OUTBOX_TABLES), 2: _readers}),
 )
 
 
@@ -239,7 +295,7 @@ def ddl(name: str) -> tuple[str, ...]:
 
 
 def _part_ddl(part: Part, database: str) -> tuple[str, ...]:
-    made = [statement for step in part.steps.values() for statement in step(database)]
+    made = part.steps[1](database)
     marked = f"INSERT INTO {VERSIONS} (part, version) VALUES ('{part.name}', {part.version})"  # noqa: S608
     return (*made, marked)
 
@@ -274,8 +330,17 @@ async def _climb_part(link: Link, part: Part) -> None:
     for step in sorted(part.steps):
         if step > reached:
             for statement in part.steps[step](link.dialect.name):
-                await link.change(statement)
+                await _say_once(link, statement)
             await _mark(link, part, step)
+
+
+async def _say_once(link: Link, statement: str) -> None:
+    """MySQL has no ADD COLUMN IF NOT EXISTS, nor DROP INDEX IF EXISTS."""
+    try:
+        await link.change(statement)
+    except Exception as error:
+        if fault_of(error) is not Fault.DONE:
+            raise
 
 
 def _of_sqlite_store(path: str) -> str:
@@ -423,11 +488,13 @@ def _table_problems(
             if table.name in tables:
                 problems += _problems_of(table, inspector, engine)
             else:
-                problems.append(_missing(table, part, made=reached[part.name] > 0))
+                made = reached[part.name] >= part.version
+                problems.append(_missing(table, part, made=made))
     return problems
 
 
 def _missing(table: Table, part: Part, *, made: bool) -> str:
+    """`made`: it was there once, and no upgrade will bring it."""
     if not made:
         return f"table {table.name} is missing"
     return (
@@ -440,7 +507,7 @@ def _problems_of(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Se
     return [
         *_column_problems(table, inspector, engine),
         *_key_problems(table, inspector),
-        *_index_problems(table, inspector),
+        *_index_problems(table, inspector, engine),
         *_counter_problems(table, inspector, engine),
     ]
 
@@ -449,7 +516,7 @@ def _column_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -
     database = dialect_named(engine.dialect.name).name
     found = {column["name"]: column for column in inspector.get_columns(table.name)}
     problems = []
-    for column in table.columns:
+    for column in table.columns_in(database):
         named = f"column {table.name}.{column.name}"
         if column.name not in found:
             problems.append(f"{named} is missing: {column.kind(database)}")
@@ -497,10 +564,11 @@ def _key_problems(table: Table, inspector: sa.Inspector) -> Sequence[str]:
     return [f"the primary key of {table.name} is {list(key)}, wanted ['id']"]
 
 
-def _index_problems(table: Table, inspector: sa.Inspector) -> Sequence[str]:
+def _index_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+    database = dialect_named(engine.dialect.name).name
     found = {index["name"]: index for index in inspector.get_indexes(table.name)}
     problems = []
-    for index in table.indexes:
+    for index in table.indexes_in(database):
         there = found.get(index.name)
         if there is None:
             problems.append(f"index {index.name} is missing: ON {table.name} {index.on}")
