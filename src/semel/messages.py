@@ -17,10 +17,12 @@ from semel.values import value
 __all__ = [
     "SLOTS",
     "Applied",
+    "Audit",
     "Backlog",
     "Batch",
     "Behind",
     "Delivery",
+    "Edit",
     "Ending",
     "Features",
     "Fenced",
@@ -29,11 +31,18 @@ __all__ = [
     "GroupBacklog",
     "Held",
     "Message",
+    "ParkedMessage",
+    "ParkedSequence",
     "Receipt",
     "Refused",
+    "Replay",
     "Seen",
+    "Settled",
+    "Settlement",
+    "Skip",
     "Tail",
     "Taken",
+    "Why",
     "shard_of",
     "slots_of",
 ]
@@ -237,6 +246,9 @@ class Seen:
     """It had its effect before. Nothing was done."""
 
 
+Why: TypeAlias = Literal["retry", "poison", "crash", "behind", "gap"]
+
+
 @value
 class Held:
     """It waits in the parked store, with its sequence, and may be acknowledged.
@@ -246,8 +258,105 @@ class Held:
     before it has not come (`gap`).
     """
 
-    why: Literal["retry", "poison", "crash", "behind", "gap"]
+    why: Why
     error: str = ""
 
 
 Ending: TypeAlias = Applied | Seen | Held
+
+
+# --- parked -------------------------------------------------------------------------------------
+
+
+@value
+class ParkedMessage:
+    """A message that waits, in its sequence, for one consumer.
+
+    `sequence` is the identity of both together. `waiting`: it runs by itself, at `due_at`, or when
+    its turn comes. `parked`: it waits for people. `edited` counts how often they changed it.
+    """
+
+    sequence: bytes
+    consumer: str
+    message: Message
+    state: Literal["waiting", "parked"]
+    why: Why
+    attempts: int
+    error: str
+    parked_at: datetime
+    due_at: datetime | None = None
+    edited: int = 0
+
+
+@value
+class ParkedSequence:
+    """A sequence that waits: its first message, and how many more wait behind that.
+
+    `mark` is the last number that has had its effect, None for a message without a number, which
+    waits alone. Numbers between `mark` and the first message have not come.
+    """
+
+    head: ParkedMessage
+    behind: int
+    mark: int | None
+
+    @property
+    def sequence(self) -> bytes:
+        return self.head.sequence
+
+
+@value
+class Edit:
+    """Give a message that waits another payload. It keeps its number and its id."""
+
+    event_id: str
+    payload: str
+
+
+@value
+class Replay:
+    """Run the sequence now, as if its first message had never failed.
+
+    A message without a number that waits for longer than the inbox remembers is refused, because
+    nothing would tell whether it has had its effect meanwhile; `force` runs it all the same.
+    """
+
+    force: bool = False
+
+
+@value
+class Skip:
+    """Go on without the first message; or, when it waits for others that never came, without those.
+
+    `event_id` names the first message, which is then skipped whatever it waits for.
+    """
+
+    event_id: str | None = None
+
+
+Settlement: TypeAlias = Edit | Replay | Skip
+
+
+@value
+class Settled:
+    """What a settlement has done, or would do: `told` is for people."""
+
+    sequence: bytes
+    event_id: str
+    told: str
+    dry_run: bool = False
+
+
+@value
+class Audit:
+    """A settlement that was made, by whom, and of what."""
+
+    at: datetime
+    who: str
+    verb: str
+    consumer: str
+    sequence: bytes
+    event_id: str
+    note: str = ""
+    before: str | None = None
+    after: str | None = None

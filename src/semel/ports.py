@@ -8,17 +8,22 @@ native driver. A store hands out one ledger per colour.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.colour import Colour
 from semel.messages import (
+    Audit,
     Backlog,
     Batch,
     Delivery,
     Ending,
     Features,
     Message,
+    ParkedMessage,
+    ParkedSequence,
     Receipt,
+    Settled,
+    Settlement,
     Tail,
 )
 from semel.values import (
@@ -232,7 +237,11 @@ class Broker(Protocol):
 # --- effects ------------------------------------------------------------------------------------
 
 Handle: TypeAlias = Callable[[Message, Any], Awaitable[None] | None]
-"""What a message is to do: called with the message and the inbox's session, None without one."""
+"""What a message is to do: called with the message and the inbox's session, None without one.
+
+It may have a method `colour(message)` that says "sync" or "async". An inbox with sessions calls a
+sync one in a thread, with a sync session, and it gives back nothing to await.
+"""
 
 
 class Inbox(Protocol):
@@ -269,8 +278,8 @@ class Inbox(Protocol):
     ) -> Sequence[tuple[Message, Ending]]:
         """Run what waits and is due, of sequences from the first to the last of these slots.
 
-        A sequence is drained in order, until one of it fails again. Returns what was run; empty
-        when nothing was due.
+        A sequence is drained in order, until one of it fails again, or enough was run for one
+        call: the rest is due at once. Returns what was run; empty when nothing was due.
         """
         ...
 
@@ -280,6 +289,54 @@ class Inbox(Protocol):
 
     async def sweep(self, *, older_than_s: float, limit: int = 1000) -> int:
         """Forget ids of messages without a number that are older than this."""
+        ...
+
+
+class ParkedStore(Protocol):
+    """What waits in an inbox, for people. Every verb is one transaction."""
+
+    async def sequences(
+        self,
+        *,
+        consumer: str | None = None,
+        topic: str | None = None,
+        tenant: str | None = None,
+        state: Literal["waiting", "parked"] | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[ParkedSequence]:
+        """At most `limit` sequences that wait, by identity, beginning behind `after`.
+
+        `state` is that of the first message.
+        """
+        ...
+
+    async def waiting(
+        self, sequence: bytes, *, limit: int = 1000, after: int = 0
+    ) -> Sequence[ParkedMessage]:
+        """The messages of a sequence that wait, in order, with a number larger than `after`.
+
+        A message without a number waits alone, and is always told.
+        """
+        ...
+
+    async def settle(
+        self,
+        sequence: bytes,
+        settlement: Settlement,
+        *,
+        who: str,
+        note: str = "",
+        dry_run: bool = False,
+    ) -> Settled:
+        """Make the settlement, and keep that it was made; with `dry_run`, change nothing.
+
+        `SettingsError` when it cannot be made, or what it is about does not wait any more.
+        """
+        ...
+
+    async def audit(self, *, sequence: bytes | None = None, limit: int = 100) -> Sequence[Audit]:
+        """The last settlements that were made, the newest first."""
         ...
 
 
