@@ -180,6 +180,10 @@ class AsyncLine:
     async def servers(self) -> list[Any]:
         return [self._client]
 
+    def server_of(self, key: bytes) -> Any:
+        """The server that has this key."""
+        return self._client
+
     async def ask(self, server: Any, *command: Any) -> Any:
         return await _in_time(self._timeout_s, server, *command)
 
@@ -277,6 +281,10 @@ class AsyncClusterLine:
         await self._know_the_cluster()
         servers: list[Any] = self._client.get_primaries()
         return servers
+
+    def server_of(self, key: bytes) -> Any:
+        """The server that has this key, as far as is known."""
+        return self._client.get_node_from_key(key)
 
     async def ask(self, server: Any, *command: Any) -> Any:
         return await _in_time(self._timeout_s, server, *command)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import hiredis
@@ -54,9 +55,9 @@ _LUA = files("semel.stores") / "lua"
 class Script:
     """A verb's Lua, known to the server by its hash once it has seen the source."""
 
-    def __init__(self, *parts: str) -> None:
+    def __init__(self, *parts: str, folder: Traversable = _LUA) -> None:
         self.name = parts[-1]
-        source = "\n".join((_LUA / f"{part}.lua").read_text("utf-8") for part in parts)
+        source = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
         self.by_hash = b"$7\r\nEVALSHA\r\n" + _bulk(self.sha)
