@@ -1,7 +1,6 @@
 """The commands.
 
-Each one opens the store, runs one flow of `admin`, and shows the answer. Exit codes: 0 done,
-1 not found or refused, 2 bad input, 3 the store did not answer, 70 a defect of ours.
+Each one opens the store, runs one flow of `admin`, and shows the answer.
 """
 
 from __future__ import annotations
@@ -14,31 +13,38 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 from typer.main import get_command
 
 import semel
 from semel import admin, keys
 from semel.admin import Admin, Identity, Recovered, Refused, Retry, Settlement, Story
 from semel.cli import disk, show
+from semel.cli.command import (
+    BAD_INPUT,
+    DEFECT,
+    ENV,
+    REFUSED,
+    Command,
+    Json,
+    Url,
+    Yes,
+    confirm,
+    fail,
+    on_disk,
+    refuse_memory,
+    reporting,
+)
 from semel.errors import (
     CorruptRecordError,
     ReplayedError,
-    SemelError,
     SettingsError,
-    StoreUnavailableError,
 )
 from semel.stores import _path as path_of
 from semel.stores import connect
 from semel.values import State
-
-REFUSED = 1
-BAD_INPUT = 2
-UNAVAILABLE = 3
-DEFECT = 70
 
 # No pretty tracebacks: they print local variables, and one of them is the URL.
 app = typer.Typer(
@@ -59,26 +65,6 @@ db = typer.Typer(
 app.add_typer(ledger, name="ledger")
 app.add_typer(db, name="db")
 
-ENV = "SEMEL_URL"
-
-
-def _needed(url: str) -> str:
-    if not url:
-        _fail(f"give the store's URL, or set {ENV}", BAD_INPUT)
-    return url
-
-
-# Not required as typer sees it: its own message names neither the store nor the variable.
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="[URL]",
-        envvar=ENV,
-        show_default=False,
-        callback=_needed,
-        help="The store, e.g. sqlite:///semel.db.",
-    ),
-]
 First = Annotated[
     str | None,
     typer.Argument(
@@ -103,16 +89,6 @@ PerOperation = Annotated[
 ]
 Version = Annotated[str, typer.Option(help="The version= of the guard.", show_default=False)]
 Http = Annotated[bool, typer.Option("--http", help="The key came in an Idempotency-Key header.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-
-class _Command(TyperCommand):
-    """Shows its arguments as they are typed."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        given = [p.metavar or "" for p in self.params if p.param_type_name == "argument"]
-        return [self.options_metavar or "", *given]
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -150,25 +126,9 @@ def _report(error: Any) -> int:
     return code
 
 
-def _fail(text: str, code: int = REFUSED, *, url: str = "") -> NoReturn:
-    show.print_error(show.redact(text, url))
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _reporting(url: str) -> Iterator[None]:
-    """Turn what Semel raises into a sentence and an exit code."""
-    try:
-        yield
-    except StoreUnavailableError as error:
-        _fail(str(error), UNAVAILABLE, url=url)
-    except SemelError as error:
-        _fail(str(error), BAD_INPUT, url=url)
-
-
 @contextmanager
 def _opened(url: str) -> Iterator[Admin]:
-    with _reporting(url):
+    with reporting(url):
         _refuse_empty(url)
         with Admin(url) as desk:
             yield desk
@@ -176,22 +136,9 @@ def _opened(url: str) -> Iterator[Admin]:
 
 def _refuse_empty(url: str) -> None:
     """A store that is made by opening it would hide a mistyped path behind "not found"."""
-    _refuse_memory(url)
-    if _on_disk(url) and not Path(path_of(url)).exists():
+    refuse_memory(url)
+    if on_disk(url) and not Path(path_of(url)).exists():
         raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
-
-
-def _refuse_memory(url: str) -> None:
-    scheme = url.partition("://")[0].lower()
-    if scheme == "memory" or (_on_disk(url) and path_of(url) in ("", ":memory:")):
-        raise SettingsError(
-            f"{url} lives inside the process that made it; give the URL of a store on disk "
-            "or on a server"
-        )
-
-
-def _on_disk(url: str) -> bool:
-    return url.partition("://")[0].lower() in ("sqlite", "file")
 
 
 def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
@@ -200,7 +147,7 @@ def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
         return first, second
     url = os.environ.get(ENV)
     if first is None or not url:
-        _fail(f"give the store's URL and the key, or set {ENV} and give the key", BAD_INPUT)
+        fail(f"give the store's URL and the key, or set {ENV} and give the key", BAD_INPUT)
     return url, first
 
 
@@ -250,7 +197,7 @@ def _semel(
 # --- looking ------------------------------------------------------------------------------------
 
 
-@ledger.command("list", cls=_Command)
+@ledger.command("list", cls=Command)
 def list_records(
     url: Url = "",
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
@@ -287,10 +234,10 @@ def _hex(id: str | None) -> bytes | None:
     try:
         return None if id is None else bytes.fromhex(id)
     except ValueError:
-        _fail(f"--after {id!r} is not an id in hexadecimal", BAD_INPUT)
+        fail(f"--after {id!r} is not an id in hexadecimal", BAD_INPUT)
 
 
-@ledger.command(cls=_Command)
+@ledger.command(cls=Command)
 def explain(
     first: First = None,
     second: Second = None,
@@ -324,7 +271,7 @@ def explain(
         show.print_story(story, made)
 
 
-@ledger.command(cls=_Command)
+@ledger.command(cls=Command)
 def guarantees(url: Url = "", as_json: Json = False) -> None:
     """Say what the store survives, as it is configured right now."""
     with _opened(url) as desk:
@@ -338,7 +285,7 @@ def guarantees(url: Url = "", as_json: Json = False) -> None:
 # --- settling -----------------------------------------------------------------------------------
 
 
-@ledger.command(cls=_Command)
+@ledger.command(cls=Command)
 def resolve(
     first: First = None,
     second: Second = None,
@@ -389,7 +336,7 @@ def resolve(
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
         if story is not None and not yes:
-            _confirm(_about(url, story), _intent(settlement, status))
+            confirm(_about(url, story), _intent(settlement, status))
         # What was shown is what is settled, or nothing is.
         shown = None if story is None else story.record.fence
         answer = desk.resolve(
@@ -407,10 +354,10 @@ def _settlement(value: str | None, error: str | None, retry: bool) -> Settlement
     ways = {"--value": value is not None, "--error": error is not None, "--retry": retry}
     given = [name for name, is_given in ways.items() if is_given]
     if not given:
-        _fail("say how it ended: give one of --value JSON, --error TEXT or --retry", BAD_INPUT)
+        fail("say how it ended: give one of --value JSON, --error TEXT or --retry", BAD_INPUT)
     if len(given) > 1:
         listed = f"{', '.join(given[:-1])} and {given[-1]}"
-        _fail(f"{listed} were given; give only one, as it ended only one way", BAD_INPUT)
+        fail(f"{listed} were given; give only one, as it ended only one way", BAD_INPUT)
     if value is not None:
         return Recovered(_parsed(value))
     return Retry() if error is None else ReplayedError(error)
@@ -420,12 +367,12 @@ def _parsed(value: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as problem:
-        _fail(f"--value is not JSON: {problem}. A text needs its quotes: '\"paid\"'", BAD_INPUT)
+        fail(f"--value is not JSON: {problem}. A text needs its quotes: '\"paid\"'", BAD_INPUT)
 
 
 def _refuse_status(status: int | None, settlement: Settlement) -> None:
     if status is not None and not isinstance(settlement, Recovered):
-        _fail(
+        fail(
             "--status goes with --value; to settle with a refusal: "
             """--value '{"detail": "card declined"}' --status 402""",
             BAD_INPUT,
@@ -443,7 +390,7 @@ def _intent(settlement: Settlement, status: int | None) -> str:
             return f"Record that it is over, with the error {str(error)!r}?"
 
 
-@ledger.command(cls=_Command)
+@ledger.command(cls=Command)
 def forget(
     first: First = None,
     second: Second = None,
@@ -464,7 +411,7 @@ def forget(
     with _opened(url) as desk:
         about = "" if yes else _about_forgetting(desk, url, key, identity)
         if about:
-            _confirm(
+            confirm(
                 about, "Delete its record, and let the next call run, even if it happened before?"
             )
         answer: admin.Answer = _missing(key, identity)
@@ -490,14 +437,6 @@ def _about(url: str, story: Story) -> str:
     )
 
 
-def _confirm(about: str, question: str) -> None:
-    """Asked on stderr: stdout is for the answer."""
-    sys.stderr.write(f"{show.clean(about)}\n{show.clean(question)} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise typer.Abort
-
-
 def _show_answer(answer: admin.Answer, word: str, *, as_json: bool) -> None:
     why = answer.why if isinstance(answer, Refused) else None
     if as_json:
@@ -510,7 +449,7 @@ def _show_answer(answer: admin.Answer, word: str, *, as_json: bool) -> None:
         raise typer.Exit(REFUSED)
 
 
-@ledger.command(cls=_Command)
+@ledger.command(cls=Command)
 def sweep(
     url: Url = "",
     limit: Annotated[int, typer.Option(help="Delete so many at a time.", min=1)] = 1000,
@@ -529,28 +468,28 @@ def sweep(
 # --- tables -------------------------------------------------------------------------------------
 
 
-@db.command("init", cls=_Command)
+@db.command("init", cls=Command)
 def init_tables(url: Url = "", as_json: Json = False) -> None:
     """Make the tables, or the store on disk, where there are none."""
     _tables("init", url, as_json=as_json)
 
 
-@db.command("upgrade", cls=_Command)
+@db.command("upgrade", cls=Command)
 def upgrade_tables(url: Url = "", as_json: Json = False) -> None:
     """Bring the tables to the version this release needs."""
     _tables("upgrade", url, as_json=as_json)
 
 
-@db.command("check", cls=_Command)
+@db.command("check", cls=Command)
 def check_tables(url: Url = "", as_json: Json = False) -> None:
     """Compare the tables with what is needed. Nothing is changed."""
     _tables("check", url, as_json=as_json)
 
 
 def _tables(verb: str, url: str, *, as_json: bool) -> None:
-    with _reporting(url):
+    with reporting(url):
         _refuse_without_tables(url)
-        if _on_disk(url):
+        if on_disk(url):
             _show_disk(verb, url, as_json=as_json)
             return
         from semel.stores.sql import schema
@@ -572,10 +511,10 @@ def _show_disk(verb: str, url: str, *, as_json: bool) -> None:
 
 
 def _refuse_without_tables(url: str) -> None:
-    _refuse_memory(url)
+    refuse_memory(url)
     scheme = url.partition("://")[0].lower()
     kind = scheme.partition("+")[0]
-    if _on_disk(url) or kind in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
+    if on_disk(url) or kind in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
         return
     raise SettingsError(
         f"{url!r} is not a SQL store, so there are no tables to make; `semel db` is for "
