@@ -1,5 +1,5 @@
-"""For tests, ours and yours: a clock you own, the contracts a store must keep, a simulator.
+"""For tests, ours and yours: a clock you own, contracts for stores and brokers, a simulator.
 
-`contracts` needs pytest, pytest-asyncio (auto mode) and hypothesis; nothing here is imported by
+`contracts` and `brokers` need pytest, pytest-asyncio and hypothesis; nothing here is imported by
 the library itself.
 """

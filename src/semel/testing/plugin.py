@@ -1,7 +1,7 @@
 """Fixtures for tests of code that uses Semel; pytest finds them when Semel is installed.
 
-The storage contract in `contracts` is async. Its tests are marked as such here, so that they run
-in either mode of pytest-asyncio; what would keep them from running is said once per class.
+The contracts of stores and of brokers are async. Their tests are marked as such here, so that they
+run in either mode of pytest-asyncio; what would keep them from running is said once per class.
 
 Importing this costs next to nothing: everything is imported when a test asks for it.
 """
@@ -53,7 +53,13 @@ def semel_clock(_semel_time: FakeClock, semel_store: MemoryStore) -> FakeClock:
     return _semel_time
 
 
-# --- the contract -------------------------------------------------------------------------------
+# --- the contracts ------------------------------------------------------------------------------
+
+
+CONTRACTS = {
+    "semel.testing.contracts": "LedgerContract",
+    "semel.testing.brokers": "BrokerContract",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-asyncio looks for its mark
@@ -67,10 +73,14 @@ def pytest_pycollect_makeitem(
 
 
 def _is_contract(found: object) -> bool:
-    contracts = sys.modules.get("semel.testing.contracts")
-    if contracts is None or not inspect.isclass(found):
+    """Nothing is imported for those who have no contract."""
+    if not inspect.isclass(found):
         return False
-    return issubclass(found, contracts.LedgerContract)
+    return any(
+        issubclass(found, getattr(sys.modules[home], name))
+        for home, name in CONTRACTS.items()
+        if home in sys.modules
+    )
 
 
 def _mark(test: Any) -> None:
