@@ -3,8 +3,9 @@
 Structured: one JSON document that says everything. Binary: attributes apart, as a protocol's own
 headers or fields, and the payload alone as the body. What an outbox row has beyond CloudEvents
 travels as extension attributes: `position`, `seq`, `topic`, `tenant`, `aggregatetype`,
-`aggregateid`, and `headers`, which is JSON. `traceparent` and `tracestate` are attributes of their
-own besides, because that is where others look for them.
+`aggregateid`, and `headers`, which is JSON. Numbers among them are texts, for an Integer of
+CloudEvents has 32 bits. `traceparent` and `tracestate` are attributes of their own besides,
+because that is where others look for them.
 
 The payload is written into the document as it is: it is JSON already, and stays so to the byte.
 """
@@ -12,11 +13,13 @@ The payload is written into the document as it is: it is JSON already, and stays
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
-from typing import Any
+from json.encoder import encode_basestring_ascii as _ascii
+from typing import Any, NoReturn
 
 from semel.errors import SemelError
 from semel.messages import Message
@@ -27,6 +30,7 @@ __all__ = [
     "NotAnEventError",
     "from_binary",
     "from_json",
+    "is_clean",
     "to_binary",
     "to_json",
 ]
@@ -40,12 +44,12 @@ SOURCE = "/semel/outbox"
 TRACE = ("traceparent", "tracestate")
 
 
+# A place in a shard and a number in a sequence are 64-bit columns everywhere.
+MOST = 2**63 - 1
+
+
 class NotAnEventError(SemelError, ValueError):
     """What was read is no CloudEvent, or lacks what Semel needs of one."""
-
-
-quoted = lru_cache(maxsize=4096)(_quoted)
-"""For what comes back again and again: types, topics, tenants."""
 
 
 # --- structured ---------------------------------------------------------------------------------
@@ -54,60 +58,96 @@ quoted = lru_cache(maxsize=4096)(_quoted)
 def to_json(message: Message) -> str:
     """The whole message as one JSON document."""
     m = message
-    seq = "" if m.seq is None else f',"seq":{m.seq}'
-    tenant = f',"tenant":{quoted(m.tenant)}' if m.tenant else ""
+    before, behind = _frame(m.source, m.type, m.topic, m.tenant, m.aggregate_type)
+    id = _quoted(m.aggregate_id)
+    seq = "" if m.seq is None else f',"seq":"{m.seq}"'
     headers = _headers_json(m.headers) if m.headers else ""
     return (
-        f'{{"specversion":"1.0","id":{_quoted(m.id)},"source":{quoted(m.source or SOURCE)},'
-        f'"type":{quoted(m.type)},"subject":{_quoted(f"{m.aggregate_type}/{m.aggregate_id}")},'
-        f'"time":"{_stamp(m.time)}","datacontenttype":"application/json",'
-        f'"position":"{m.position}"{seq},"topic":{quoted(m.topic)}{tenant},'
-        f'"aggregatetype":{quoted(m.aggregate_type)},"aggregateid":{_quoted(m.aggregate_id)}'
+        f'{{"specversion":"1.0","id":{_quoted(m.id)}{before}{id[1:]},"time":"{_stamp(m.time)}"'
+        f',"datacontenttype":"application/json","position":"{m.position}"{seq}{behind}{id}'
         f'{headers},"data":{m.payload}}}'
     )
 
 
+@lru_cache(maxsize=4096)
+def _frame(source: str, kind: str, topic: str, tenant: str, aggregate_type: str) -> tuple[str, str]:
+    """What comes back again and again: before the id in the subject, and behind the position."""
+    of = _quoted(aggregate_type)
+    whose = f',"tenant":{_quoted(tenant)}' if tenant else ""
+    return (
+        f',"source":{_quoted(source or SOURCE)},"type":{_quoted(kind)},"subject":{of[:-1]}/',
+        f',"topic":{_quoted(topic)}{whose},"aggregatetype":{of},"aggregateid":',
+    )
+
+
 def _headers_json(headers: Mapping[str, str]) -> str:
-    text = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":"))
-    lifted = "".join(f',"{n}":{_quoted(headers[n])}' for n in TRACE if headers.get(n))
-    return f'{lifted},"headers":{_quoted(text)}'
+    lifted = "".join(f',"{name}":{_quoted(text)}' for name, text in _lifted(headers).items())
+    return f'{lifted},"headers":{_quoted(_headers_text(headers))}'
 
 
 def from_json(document: str | bytes) -> Message:
     """The message in a structured document."""
     try:
-        text = document.decode() if isinstance(document, bytes) else document
-        found = json.loads(text)
+        text = document.decode() if isinstance(document, bytes) else _utf8(document)
+        found, payload = _ours(text) or _anybodys(text)
     except (ValueError, RecursionError) as error:
-        raise NotAnEventError(f"this is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise NotAnEventError("this is no CloudEvent: JSON, but not an object")
-    if "data_base64" in found:
+        raise NotAnEventError(f"this is no CloudEvent in JSON: {error}") from error
+    if found.get("data_base64") is not None:
         raise NotAnEventError("this CloudEvent has binary data, and Semel's are JSON")
-    return _message(found, _payload(text, found))
+    return _message(found, payload)
 
 
 # Where our own writer puts the payload: behind everything else.
 _DATA = ',"data":'
 
 
-def _payload(text: str, found: dict[str, Any]) -> str:
-    """To the byte as it was written, where it is the last member; otherwise what it says.
+def _ours(text: str) -> tuple[dict[str, Any], str] | None:
+    """Attributes and payload, where the payload is the last member; None where it is not.
 
-    The first `,"data":` outside of it is the member itself: within a text, a quote is escaped.
+    What is before the first `,"data":` is a whole object only if that is the member itself:
+    within a text its quotes are escaped, and a nested object would be left open.
     """
-    plain = all(not isinstance(found[name], dict | list) for name in found if name != "data")
-    if plain and list(found)[-1] == "data" and text.endswith("}"):
-        return text[text.index(_DATA) + len(_DATA) : -1]
-    return json.dumps(found.get("data"), ensure_ascii=False, separators=(",", ":"))
-
-
-def _is_json(text: str) -> bool:
+    head, data, rest = text.partition(_DATA)
+    if not data or not rest.endswith("}"):
+        return None
+    payload = rest[:-1]
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        found = _READ(head + "}")
+        _READ(payload)
+    except ValueError:
+        return None
+    return None if "data" in found else (found, payload)
+
+
+def _anybodys(text: str) -> tuple[dict[str, Any], str]:
+    found = _READ(text)
+    if not isinstance(found, dict):
+        raise NotAnEventError("this is no CloudEvent: JSON, but not an object")
+    return found, _data_of(text) if "data" in found else "null"
+
+
+_NEXT = re.compile(r"[ \t\n\r:,]*").match
+
+
+def _data_of(text: str) -> str:
+    """The member `data` of a valid object, to the byte. Of two, the last counts, as for `found`."""
+    payload, at = "", text.index("{") + 1
+    while text[at := _NEXT(text, at).end()] != "}":  # type: ignore[union-attr]
+        name, at = _JSON.raw_decode(text, at)
+        begins = _NEXT(text, at).end()  # type: ignore[union-attr]
+        _, at = _JSON.raw_decode(text, begins)
+        if name == "data":
+            payload = text[begins:at]
+    return payload
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Numbers stay texts: some are longer than Python would read, and nobody calculates here.
+_JSON = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refused)
+_READ = _JSON.decode
 
 
 # --- binary -------------------------------------------------------------------------------------
@@ -134,21 +174,18 @@ def to_binary(message: Message) -> tuple[dict[str, str], bytes]:
     if m.tenant:
         attributes["tenant"] = m.tenant
     if m.headers:
-        attributes |= {name: m.headers[name] for name in TRACE if m.headers.get(name)}
-        attributes["headers"] = json.dumps(
-            dict(m.headers), ensure_ascii=False, separators=(",", ":")
-        )
+        attributes |= _lifted(m.headers)
+        attributes["headers"] = _headers_text(m.headers)
     return attributes, m.payload.encode()
 
 
 def from_binary(attributes: Mapping[str, str], body: bytes) -> Message:
     """The message whose attributes and body these are."""
     try:
-        payload = body.decode()
-    except UnicodeDecodeError as error:
-        raise NotAnEventError(f"the body is no UTF-8: {error}") from error
-    if not _is_json(payload):
-        raise NotAnEventError("the body is no JSON")
+        payload = body.decode() if body else "null"
+        _READ(payload)
+    except (ValueError, RecursionError) as error:
+        raise NotAnEventError(f"the body is no JSON: {error}") from error
     return _message(attributes, payload)
 
 
@@ -156,34 +193,92 @@ def from_binary(attributes: Mapping[str, str], body: bytes) -> Message:
 
 
 def _message(found: Mapping[str, Any], payload: str) -> Message:
-    if str(found.get("specversion")) != SPEC:
+    if found.get("specversion") != SPEC:
         raise NotAnEventError(f"specversion is {found.get('specversion')!r}, not {SPEC}")
-    try:
-        kind, _, id = str(found.get("subject", "")).partition("/")
-        seq = found.get("seq")
-        headers = json.loads(found.get("headers") or "{}")
-        return Message(
-            position=int(found.get("position") or 0),
-            id=_text(found, "id"),
-            type=_text(found, "type"),
-            topic=str(found.get("topic", "")),
-            tenant=str(found.get("tenant", "")),
-            aggregate_type=str(found.get("aggregatetype", kind)),
-            aggregate_id=str(found.get("aggregateid", id)),
-            seq=None if seq is None else int(seq),
-            payload=payload,
-            time=_moment(found.get("time")),
-            headers={str(name): str(text) for name, text in headers.items()},
-            source=_text(found, "source"),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise NotAnEventError(f"an attribute cannot be read: {error}") from error
+    subject = _text(found, "subject")
+    kind, _, id = subject.partition("/") if "/" in subject else ("", "", subject)
+    return Message(
+        _number(found, "position") or 0,
+        _needed(found, "id"),
+        _needed(found, "type"),
+        _text(found, "topic"),
+        _text(found, "tenant"),
+        _text(found, "aggregatetype", kind),
+        _text(found, "aggregateid", id),
+        _number(found, "seq"),
+        payload,
+        _moment(_text(found, "time")),
+        _headers(found),
+        _needed(found, "source"),
+    )
 
 
-def _text(found: Mapping[str, Any], name: str) -> str:
+# What a String of CloudEvents must not hold: control characters, surrogates, noncharacters.
+_ODD = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+    + "]"
+)
+
+
+def is_clean(text: str) -> bool:
+    """Can an attribute hold it, of CloudEvents, and of the protocols below?"""
+    return text.isprintable() or not _ODD.search(text)
+
+
+def _text(found: Mapping[str, Any], name: str, otherwise: str = "") -> str:
     text = found.get(name)
-    if not isinstance(text, str) or not text:
+    if text is None:  # as good as absent, says the specification
+        return otherwise
+    if not isinstance(text, str) or not is_clean(text):
+        raise NotAnEventError(f"the CloudEvent's {name} is no text: {text!r:.80}")
+    return text
+
+
+def _needed(found: Mapping[str, Any], name: str) -> str:
+    if not (text := _text(found, name)):
         raise NotAnEventError(f"the CloudEvent has no {name}")
+    return text
+
+
+_DIGITS = re.compile("[0-9]{1,19}").fullmatch
+
+
+def _number(found: Mapping[str, Any], name: str) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    if isinstance(text, str) and _DIGITS(text) and (number := int(text)) <= MOST:
+        return number
+    raise NotAnEventError(f"the CloudEvent's {name} is no number from 0 to 2^63-1: {text!r:.80}")
+
+
+def _lifted(headers: Mapping[str, str]) -> dict[str, str]:
+    found = [(name, headers[name]) for name in TRACE if name in headers]
+    return {name: text for name, text in found if text and is_clean(text)}
+
+
+def _headers_text(headers: Mapping[str, str]) -> str:
+    """In ASCII: headers may hold what attributes must not."""
+    return "{" + ",".join([f"{_ascii(name)}:{_ascii(headers[name])}" for name in headers]) + "}"
+
+
+def _headers(found: Mapping[str, Any]) -> dict[str, str]:
+    lifted = {name: text for name in TRACE if (text := _text(found, name))}
+    if not (written := _text(found, "headers")):
+        return lifted
+    try:
+        headers: dict[str, str] = _READ(written)
+        _utf8("".join([*headers, *headers.values()]))
+        return headers | {name: text for name, text in lifted.items() if name not in headers}
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise NotAnEventError(f"the CloudEvent's headers are no texts by name: {error}") from error
+
+
+def _utf8(text: str) -> str:
+    """The text, where it is one: a lone surrogate is none."""
+    if not text.isascii():
+        text.encode()
     return text
 
 
@@ -191,8 +286,15 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _stamp(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+    return f"{utc.isoformat()[:-6]}Z"
 
 
-def _moment(text: Any) -> datetime:
-    return _NEVER if text is None else datetime.fromisoformat(str(text))
+def _moment(text: str) -> datetime:
+    if not text:
+        return _NEVER
+    try:
+        time = datetime.fromisoformat(text)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise NotAnEventError(f"the CloudEvent's time cannot be read: {error}") from error

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
+from semel.cloudevents import is_clean
 from semel.errors import SettingsError
 from semel.keys import identity, plain
 from semel.values import value
@@ -142,9 +142,6 @@ class Outbox:
 
 # --- names --------------------------------------------------------------------------------------
 
-# Between the columns of a row on its way, or in the way of a broker's protocol.
-_ODD = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-
 
 def _name(what: str, given: Any) -> str:
     """Text that every column, broker and header can hold."""
@@ -155,7 +152,7 @@ def _name(what: str, given: Any) -> str:
         raise SettingsError(f"{what} must not be empty")
     if text != text.strip():  # MariaDB compares without the spaces at the end
         raise SettingsError(f"{what} must not begin or end with a space: {text!r}")
-    if _ODD.search(text):
+    if not is_clean(text):
         raise SettingsError(f"{what} must not hold control characters or lone surrogates: {text!r}")
     if len(text.encode()) > NAME_BYTES:
         raise SettingsError(f"{what} has at most {NAME_BYTES} bytes: {text[:40]!r}...")
