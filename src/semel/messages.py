@@ -254,8 +254,8 @@ class Held:
     """It waits in the parked store, with its sequence, and may be acknowledged.
 
     `why`: it failed and will be tried again (`retry`), it failed too often (`poison`), it kills
-    the process that runs it (`crash`), an earlier one of its sequence waits (`behind`), or one
-    before it has not come (`gap`).
+    the process that runs it (`crash`), an earlier one of its sequence waits, or it waits there
+    already (`behind`), or one before it has not come (`gap`).
     """
 
     why: Why

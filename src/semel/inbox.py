@@ -1,0 +1,34 @@
+"""Inboxes: what a consumer has had its effects of, remembered beside the effects themselves.
+
+    inbox = SQLInbox(engine)          # marks and effects in one transaction
+    inbox = RedisInbox(url)           # for handlers without SQL
+    inbox = MemoryInbox()             # for tests
+
+Each lives in a module of its own and is imported when it is asked for. `Retry` says how often a
+message that fails is tried; a handler that knows better raises `PoisonError`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.stores.inbox_rules import RETENTION_S, PoisonError, Retry
+
+if TYPE_CHECKING:
+    from semel.stores.memory_inbox import MemoryInbox
+
+__all__ = ["RETENTION_S", "MemoryInbox", "PoisonError", "Retry"]
+
+_HOMES = {
+    "MemoryInbox": "semel.stores.memory_inbox",
+    "RedisInbox": "semel.stores.redis.inbox",
+    "SQLInbox": "semel.stores.sql.inbox",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
