@@ -19,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from semel.circuit import Circuit
 from semel.colour import ASYNC
-from semel.errors import BrokerUnavailableError, StoreUnavailableError
+from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.messages import (
     Batch,
     Behind,
@@ -136,14 +136,21 @@ class Relay:
         self.news = -1
         """What the outbox last said of itself."""
         self._waiting: set[asyncio.Event] = set()
+        self._fault: SettingsError | None = None
         self.counts = {"published": 0, "repeated": 0, "swept": 0}
         self.held: dict[tuple[int, str], str] = {}
         self.stopped: dict[int, str] = {}
 
     async def run(self) -> None:
-        """Relay until `stop`. What is in hand is finished, and every shard handed over."""
-        beside = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
+        """Relay until `stop`. What is in hand is finished, and every shard handed over.
+
+        A store or a broker that does not answer is waited for. What no waiting mends, such as
+        missing tables or another number of shards, raises `SettingsError`.
+        """
+        beside: list[asyncio.Task[None]] = []
         try:
+            await self._reach()
+            beside += [asyncio.create_task(self._or_end(w)) for w in (self._watch(), self._sweep())]
             await self._shards.run(self._own)
         finally:
             for task in beside:
@@ -151,10 +158,33 @@ class Relay:
             await asyncio.gather(*beside, return_exceptions=True)
             if self._opened:
                 await self._store.aclose()
+        if self._fault is not None:
+            raise self._fault
 
     def stop(self) -> None:
         self._stopping.set()
         self._shards.stop()
+
+    async def _reach(self) -> None:
+        """Until the store has answered: so it is known that what we need is there."""
+        while not self._stopping.is_set():
+            try:
+                await self._store.ledger(ASYNC).look(bytes(32))
+                await self.reader.news()
+            except OUTAGE as error:
+                self.circuit.failed(error, "outbox")
+                await self.circuit.wait(self._stopping, "outbox")
+            else:
+                break
+        self.circuit.passed("outbox")
+
+    async def _or_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; a mistake in the settings ends the relay."""
+        try:
+            await work
+        except SettingsError as error:
+            self._fault = self._fault or error
+            self.stop()
 
     def status(self) -> RelayStatus:
         held = {topic: why for (_, topic), why in sorted(self.held.items())}
@@ -171,7 +201,7 @@ class Relay:
         )
 
     async def _own(self, hold: Hold) -> None:
-        await _Shard(self, hold).run()
+        await self._or_end(_Shard(self, hold).run())
 
     # --- news -------------------------------------------------------------------------------
 
@@ -195,9 +225,10 @@ class Relay:
         try:
             news = await self.reader.news()
         except OUTAGE as error:
-            self.circuit.failed(error)
-            await self.circuit.wait(self._stopping)
+            self.circuit.failed(error, "outbox")
+            await self.circuit.wait(self._stopping, "outbox")
             return False
+        self.circuit.passed("outbox")
         if news == self.news:
             return False
         self.news = news
@@ -266,14 +297,15 @@ class _Shard:
                 try:
                     await self._relay_on()
                 except OUTAGE as error:
-                    self._relay.circuit.failed(error)
-                    await self._relay.circuit.wait(self._hold.ending)
+                    self._relay.circuit.failed(error, self._hold.shard)
+                    await self._relay.circuit.wait(self._hold.ending, self._hold.shard)
                 except _ForkedError as fork:
                     await self._stand_still(str(fork))
         except _LostError as lost:
             log.warning("semel: %s: shard %d: %s", self._relay.name, self._hold.shard, lost)
         finally:
             await self._drop_ahead()
+            self._relay.circuit.gave_up(self._hold.shard)
             self._forget_status()
 
     async def _stand_still(self, why: str) -> None:
@@ -298,7 +330,7 @@ class _Shard:
             moved = await self._main_turn(since)
             for topic in list(self._cursor.lanes):
                 moved |= await self._lane_turn(topic)
-            self._relay.circuit.passed()
+            self._relay.circuit.passed(self._hold.shard)
             if not moved:
                 await self._relay.until_news(since, self._hold, self._pause_s())
 
