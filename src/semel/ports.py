@@ -287,8 +287,11 @@ class Inbox(Protocol):
         """Say that this consumer begins with whatever comes first in each sequence of the topic."""
         ...
 
-    async def sweep(self, *, older_than_s: float, limit: int = 1000) -> int:
-        """Forget ids of messages without a number that are older than this."""
+    async def sweep(self, *, older_than_s: float | None = None, limit: int = 1000) -> int:
+        """Forget ids of messages without a number that are older than this, or than `retention_s`.
+
+        Returns how many; fewer than `limit` when no more are.
+        """
         ...
 
 
