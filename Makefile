@@ -26,7 +26,7 @@ BIN     := $(VENV)/bin
 PIP     := -m pip --disable-pip-version-check --no-input -q
 
 # A server that cannot be had is an error here, not a skipped test.
-REQUIRED := redis,valkey,postgres,mariadb
+REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

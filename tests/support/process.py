@@ -191,6 +191,10 @@ class ServerProcess:
         """Raise until the server answers."""
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        """The environment it runs in."""
+        return self.binary.environment()
+
     @property
     def name(self) -> str:
         return f"{self.binary.kind} on port {self.port}"
@@ -275,7 +279,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self.binary.environment(),
+                env=self.environment(),
                 start_new_session=True,
                 **self.identity.popen,
             )

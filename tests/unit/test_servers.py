@@ -1,4 +1,8 @@
-"""The servers the other tests stand on: do they start, answer, crash, come back and freeze?"""
+"""The servers the other tests stand on: do they start, answer, crash, come back and freeze?
+
+RabbitMQ takes seconds for each of these, so it is looked at where it is used anyway, in
+contract/test_rabbit_broker.py.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import nats
 import psycopg
 import pymysql
 import pytest
@@ -248,10 +253,49 @@ async def test_sqlalchemy_reaches_mariadb_through_both_drivers(mariadb_url, driv
         await async_engine.dispose()
 
 
-def test_a_killed_test_run_takes_its_servers_with_it():
+async def test_nats_keeps_what_it_acknowledged_through_a_crash(nats_url, nats_server):
+    client = await _nats(nats_url)
+    await client.jetstream().add_stream(name="s", subjects=["s.*"])
+    await client.jetstream().publish("s.1", b"kept")
+    nats_server.kill()
+    await client.close()
+    with pytest.raises(nats.errors.NoServersError):
+        await _nats(nats_url)
+    nats_server.restart()
+    client = await _nats(nats_url)
+    assert (await client.jetstream().get_last_msg("s", "s.1")).data == b"kept"
+    await client.close()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_each_nats_test_begins_without_streams(nats_url, turn):
+    client = await _nats(nats_url)
+    assert await client.jetstream().streams_info() == []
+    await client.jetstream().add_stream(name="left", subjects=["over"])
+    await client.close()
+
+
+async def test_a_paused_nats_is_silent_until_it_resumes(nats_url, nats_server):
+    client = await _nats(nats_url)
+    with nats_server.paused(), pytest.raises(nats.errors.TimeoutError):
+        await client.request("$JS.API.INFO", timeout=0.3)
+    await client.request("$JS.API.INFO", timeout=5)
+    await client.close()
+
+
+async def _nats(url: str) -> nats.aio.client.Client:
+    async def quiet(error: Exception) -> None:
+        """The default prints a traceback for what is raised anyway."""
+
+    once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+    return await nats.connect(url, error_cb=quiet, **once)
+
+
+@pytest.mark.parametrize("kind", ["redis", "nats"])
+def test_a_killed_test_run_takes_its_servers_with_it(kind):
     if not process._dies_with_us():
         pytest.skip("setpriv is not here: the kernel is not asked to end servers with us")
-    script = "from support import servers; print(servers.start_redis().pid, flush=True); input()"
+    script = f"from support import servers; print(servers.start_{kind}().pid, flush=True); input()"
     run = subprocess.Popen(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
