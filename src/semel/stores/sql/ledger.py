@@ -254,6 +254,7 @@ class Home:
     """
 
     def __init__(self, open_lines: Callable[[], AsyncLines], on: Any) -> None:
+        self._open_lines = open_lines
         self.lines = open_lines()
         self._all = [self.lines]
         self._claims = self._batcher(open_lines, on)
@@ -285,6 +286,12 @@ class Home:
             yield
         finally:
             await self._close_links()
+
+    def open(self) -> AsyncLines:
+        """One more link for other work on this loop, closed with the others."""
+        lines = self._open_lines()
+        self._all.append(lines)
+        return lines
 
     def submit(self, op: Operation) -> asyncio.Future[Any]:
         # A withdrawal (it knows no fence) goes the way of its claim, so as not to overtake it.

@@ -1,0 +1,243 @@
+"""The reader's side of an outbox: what is new, in order, for the one who owns a shard.
+
+    reader = OutboxReader(store, shards=8)
+    cursor = await reader.take(shard, fence)                    # None: somebody later has it
+    news = await reader.news()
+    page = await reader.read(cursor, Lane("", cursor.position), limit=1000, bound=news)
+    ...                                                         # publish
+    cursor = await reader.advance(cursor, position=page.upto, tails={...}, lanes={})
+
+`news` says how far a reader may go; nothing up to there can appear any more (`outbox_watermark`,
+and `outbox_placing` for MariaDB and MySQL). Whoever dies before `advance` reads the same messages
+again, at the same positions. Whoever was deposed reads nothing, and moves nothing.
+
+The easy mistake is to read up to the newest row instead of `news`: whatever was written before it
+and committed after it is passed over, and never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from semel.colour import ASYNC
+from semel.errors import SettingsError
+from semel.keys import plain
+from semel.messages import SLOTS, Message, Tail, slots_of
+from semel.stores.sql import SQLStore
+from semel.stores.sql import outbox_cursor as cursors
+from semel.stores.sql.faults import NoTableError
+from semel.stores.sql.ledger import AsyncLedger, Home
+from semel.stores.sql.lines import AsyncLines, Work
+from semel.stores.sql.links import Link
+from semel.stores.sql.outbox_cursor import OWN, Cursor, Party
+from semel.stores.sql.outbox_pages import MOMENTS, messages, page_statement
+from semel.stores.sql.outbox_placing import place
+from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, sweep
+from semel.stores.sql.outbox_watermark import decided
+from semel.values import value
+
+__all__ = ["Cursor", "Lane", "OutboxReader", "Page"]
+
+T = TypeVar("T")
+
+# Shards are read, published and moved side by side; more links than this would only wait.
+MOST_LINKS = 4
+
+# A page ends at so many bytes of payload, whatever the limit says.
+PAGE_BYTES = 8 * 1024 * 1024
+
+# One statement looks at no more positions than this, so that none takes long: in a shard, or for a
+# topic, that little was written to, a page could lie a long way behind.
+SPAN = 100_000
+
+NAME_BYTES = 255
+
+
+@value
+class Lane:
+    """How far one topic of a shard is; "" is the shard's own lane, with every topic."""
+
+    topic: str
+    position: int
+
+
+@value
+class Page:
+    """Messages by position. With all of them published the lane is at `upto`.
+
+    `more`: the bound is not reached; read on from `upto`.
+    """
+
+    messages: Sequence[Message]
+    upto: int
+    more: bool
+
+
+class OutboxReader:
+    """Reads one outbox for the relays of one name.
+
+    `source` is what its messages say where they come from. `shards` must be the same for all
+    relays of the name; `reshard` changes it.
+    """
+
+    def __init__(
+        self, store: SQLStore, *, name: str = "default", shards: int = 1, source: str = ""
+    ) -> None:
+        self._store = store
+        self._party = Party(_checked_name(name), _checked_shards(shards))
+        self._source = source
+        self._links: weakref.WeakKeyDictionary[Home, _Links] = weakref.WeakKeyDictionary()
+
+    async def news(self) -> int:
+        """How far one may read; it changes when there may be something new, in whatever shard."""
+        return await self._run(news)
+
+    async def take(self, shard: int, fence: int) -> Cursor | None:
+        """Make the shard ours and say where it is; None when a larger fence is there."""
+        return await self._run(
+            lambda link: cursors.take(link, self._party, self._checked(shard), fence)
+        )
+
+    async def read(
+        self, cursor: Cursor, lane: Lane, *, limit: int, bound: int | None = None
+    ) -> Page:
+        """The next messages of a lane, up to `bound`: what `news` has said, or says now.
+
+        A topic's own lane goes no further than the shard's position. Nothing is found when the
+        cursor is not the shard's any more.
+        """
+        return await self._run(lambda link: self._read(link, cursor, lane, limit, bound))
+
+    async def advance(
+        self,
+        cursor: Cursor,
+        *,
+        position: int,
+        tails: Mapping[str, Tail],
+        lanes: Mapping[str, int | None],
+    ) -> Cursor | None:
+        """Write down where the shard is, with the tails and lanes that have changed, at once.
+
+        A lane that is None has caught up. None, and nothing written, when the shard is not ours
+        any more. After giving a topic a lane that lies behind, ask `swept_to` what is left there.
+        """
+        work = partial(cursors.advance, position=position, tails=tails, lanes=lanes)
+        return await self._run(lambda link: work(link, self._party, cursor))
+
+    async def swept_to(self) -> int:
+        """Rows up to this position may have been deleted."""
+        return await self._run(cursors.swept)
+
+    async def sweep(self, *, keep_s: float, limit: int = 10_000) -> int:
+        """Delete rows that all relays have published and that are older than this.
+
+        A chunk at a time, with a rest as long as each took: half of the server is for others.
+        """
+        keep_us, swept = checked_keep(keep_s), 0
+        while swept < limit:
+            began = ASYNC.now()
+            size = min(CHUNK, limit - swept)
+            deleted, more = await self._run(partial(sweep, keep_us=keep_us, size=size))
+            swept += deleted
+            if not more:
+                break
+            await ASYNC.sleep(ASYNC.now() - began)
+        return swept
+
+    # --- pages ------------------------------------------------------------------------------
+
+    async def _read(
+        self, link: Link, cursor: Cursor, lane: Lane, limit: int, bound: int | None
+    ) -> Page:
+        if lane.topic != OWN:
+            bound = cursor.position if bound is None else min(bound, cursor.position)
+        elif bound is None:
+            bound = await news(link)
+        if bound <= lane.position:
+            return Page((), lane.position, more=False)
+        end = min(bound, lane.position + SPAN)
+        rows = await self._rows(link, cursor, lane, limit, end)
+        cut = bool(rows) and (len(rows) == limit or rows[-1][-1] >= PAGE_BYTES)
+        upto = int(rows[-1][0]) if cut else end
+        found = messages(rows, MOMENTS[link.dialect.name], self._source)
+        return Page(found, upto, more=upto < bound)
+
+    async def _rows(
+        self, link: Link, cursor: Cursor, lane: Lane, limit: int, end: int
+    ) -> list[Any]:
+        first, last = slots_of(cursor.shard, self._party.shards)
+        whole = self._party.shards == 1
+        statement = page_statement(link.dialect.name, whole=whole, one_topic=lane.topic != OWN)
+        params = [lane.position, end]
+        params += [] if whole else [first, last]
+        owned = [self._party.id(cursor.shard), cursor.fence, self._party.shards]
+        topic = [] if lane.topic == OWN else [lane.topic]
+        return await link.ask(statement, [*params, *topic, *owned, limit, PAGE_BYTES])
+
+    # --- links ------------------------------------------------------------------------------
+
+    def _checked(self, shard: int) -> int:
+        if not 0 <= shard < self._party.shards:
+            raise SettingsError(f"there is no shard {shard} of {self._party.shards}")
+        return shard
+
+    async def _run(self, work: Work[T]) -> T:
+        ledger = cast("AsyncLedger", self._store.ledger(ASYNC))
+        home = ledger.home()
+        links = self._links.get(home)
+        if links is None:
+            links = self._links[home] = _Links()
+        try:
+            return await links.run(home, ledger, work)
+        except NoTableError as error:
+            raise NoTableError(
+                f"{self._store.where} has no outbox that can be read; run `semel db upgrade URL`, "
+                "or `semel db init URL` where there are no tables at all"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"OutboxReader({self._store!r}, name={self._party.name!r})"
+
+
+class _Links:
+    """A few links on one event loop, closed with the ledger's own; the last one used first."""
+
+    def __init__(self) -> None:
+        self._free: list[AsyncLines] = []
+        self._turn = asyncio.Semaphore(MOST_LINKS)
+
+    async def run(self, home: Home, ledger: AsyncLedger, work: Work[T]) -> T:
+        async with self._turn:
+            lines = self._free.pop() if self._free else home.open()
+            try:
+                return await ledger.on(lines, work)
+            finally:
+                self._free.append(lines)
+
+
+def _checked_name(name: str) -> str:
+    text = plain("a name of relays", name)
+    if not text or text != text.strip() or len(text.encode()) > NAME_BYTES:
+        raise SettingsError(
+            f"a name of relays has 1 to {NAME_BYTES} bytes and no space at its ends: {text!r}"
+        )
+    return text
+
+
+def _checked_shards(shards: int) -> int:
+    if not 1 <= shards <= SLOTS:
+        raise SettingsError(f"an outbox has 1 to {SLOTS} shards, not {shards}")
+    return shards
+
+
+# --- what is new --------------------------------------------------------------------------------
+
+
+async def news(link: Link) -> int:
+    """Where ids say nothing about what is still to come, positions are given out first."""
+    found = await decided(link)
+    return await place(link) if found is None else found
