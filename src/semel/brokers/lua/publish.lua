@@ -1,0 +1,81 @@
+-- Append a batch, all of it or nothing: every check comes before the first entry.
+--
+-- ARGV: fence, position and id that the batch follows, target length ('' for no limit), '1' where
+--       groups have to be there first, how many messages, position and id of the last one; then for
+--       each message its entry id, the number of its words, and the words
+-- Answers: {'taken'}, {'fenced', fence}, {'absent'} no stream, {'strange', position} not ours,
+--          {'behind', position, id}, {'forked', position, id}, {'ahead', position, id} the stream
+--          has more than the batch follows, {'full', length, slowest group}, {'oom', length}
+
+local fence, follows, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[6])
+local stored, position, id, retry = unpack(call('HMGET', helper, 'fence', 'position', 'id', 'retry'))
+if stored and tonumber(stored) > fence then return {'fenced', stored} end
+
+local tail = ending(position, id)
+if not tail.exists and ARGV[5] == '1' then return {'absent'} end
+if tail.strange then return {'strange', tail.position} end
+local at = tonumber(tail.position)
+if at < follows then return {'behind', tail.position, tail.id} end
+if at == follows and tail.id ~= '' and ARGV[3] ~= '' and tail.id ~= ARGV[3] then
+  return {'forked', tail.position, tail.id}
+end
+if at > follows or count == 0 then
+  -- From here on the batch's owner is known, whatever becomes of the batch. Out of memory, Redis
+  -- keeps no note of it; the next batch will.
+  if stored ~= ARGV[1] then redis.pcall('HSET', helper, 'fence', ARGV[1]) end
+  return at > follows and {'ahead', tail.position, tail.id} or {'taken'}
+end
+
+-- The first position that some group still needs: its oldest pending entry, or else the next one
+-- it has not read.
+local function needed()
+  local lowest, whose = at + 1, false
+  for _, row in ipairs(call('XINFO', 'GROUPS', stream)) do
+    local group = named(row)
+    local from = position_of(group['last-delivered-id']) + 1
+    if group.pending > 0 then
+      local oldest = call('XPENDING', stream, group.name, '-', '+', 1)[1]
+      if oldest then from = math.min(from, position_of(oldest[1])) end
+    end
+    if from < lowest or not whose then lowest, whose = math.min(from, lowest), group.name end
+  end
+  return lowest, whose
+end
+
+-- Where many are to go, as after a smaller target, they go by and by: a script must be short.
+local MOST = 20000
+
+-- Trim what everybody has read, down to the target. What was not possible is tried again when a
+-- tenth of the target has come.
+local length, target, again = tail.length, tonumber(ARGV[4]), '0'
+if target and length + count > target and (length >= 2 * target or length >= tonumber(retry or 0)) then
+  local over = math.min(length + count - target, MOST)
+  local lowest, whose = needed()
+  local spare = 0
+  if whose then
+    local last = string.format('(%.0f-0', lowest)
+    spare = #call('XRANGE', stream, '-', last, 'COUNT', over)
+  end
+  if spare > 0 then
+    length = length - spare
+    call('XTRIM', stream, 'MAXLEN', '=', length)
+  end
+  if length >= 2 * target then return {'full', length, whose} end
+  if spare < over then again = string.format('%.0f', length + math.ceil(target / 10)) end
+elseif target and retry then
+  again = retry
+end
+
+-- Only the first entry can be refused for want of memory: behind a write, Redis lets the rest pass.
+local add, from, all = redis.pcall, 9, #ARGV
+while from < all do
+  local to = from + 1 + ARGV[from + 1]
+  local reply = add('XADD', stream, ARGV[from], unpack(ARGV, from + 2, to))
+  if type(reply) == 'table' then
+    if string.find(reply.err, 'OOM', 1, true) then return {'oom', length} end
+    return reply
+  end
+  add, from = call, to + 1
+end
+call('HSET', helper, 'fence', ARGV[1], 'position', ARGV[7], 'id', ARGV[8], 'retry', again)
+return {'taken'}

@@ -1,0 +1,270 @@
+"""The broker on Redis Streams or Valkey: a single server, behind Sentinel, or a cluster.
+
+    RedisBroker("redis://localhost:6379/0", shards=8, groups={"axiom:events": ["billing", "mail"]})
+
+A shard of a topic is a stream. With one shard the stream's key is the topic itself, `axiom:events`;
+with more it is `axiom:events:3`. What the broker has to remember of it lies in the hash
+`semel:{axiom:events:3}:broker`, in the same slot of a cluster. An entry's id is `<position>-0`, so
+what is published twice is there once, whenever that is. Entries have one field `event`, a whole
+CloudEvent, or its attributes as fields and `data` (`mode="binary"`). Anybody may read with a group
+of their own; nobody else may write: behind an entry of a stranger the relay stops.
+
+`maxlen` is what trimming aims at. It never passes what some group has not read or acknowledged; at
+twice as many entries the relay is told to wait. The easy mistake is a group that is made when its
+first worker starts: what was trimmed by then, it never sees. Name it in `groups`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from semel.brokers import rules
+from semel.errors import SettingsError
+from semel.messages import (
+    Backlog,
+    Batch,
+    Behind,
+    Features,
+    Fenced,
+    Forked,
+    Full,
+    GroupBacklog,
+    Receipt,
+    Tail,
+    Taken,
+)
+
+try:
+    from semel.stores.redis.way import way_to
+except ImportError as error:
+    raise SettingsError(
+        "RedisBroker needs redis-py and hiredis, and one of them is not installed: "
+        "pip install 'semel[redis]'"
+    ) from error
+
+from semel.brokers.redis import scripts
+from semel.brokers.redis.consumer import RedisConsumer
+from semel.brokers.redis.entries import Mode, TooLarge, event_id, position_of, write
+from semel.brokers.redis.link import Link
+from semel.brokers.redis.scripts import Stream, stream_of
+
+__all__ = ["RedisBroker", "RedisConsumer"]
+
+log = logging.getLogger("semel")
+
+# Redis can be told to take less than its 512 MB in one piece, but not less than one.
+SURELY_TAKEN = 1024 * 1024
+USUALLY_TAKEN = 512 * 1024 * 1024
+
+
+class RedisBroker:
+    """Messages in Redis streams. See `semel.brokers.redis`.
+
+    Given a client of redis.asyncio, the broker leaves it open. Given a URL, it opens its own, one
+    for each event loop. `groups` are the groups of each topic that are there before its first
+    message is. `timeout_s` is how long Redis may stay silent.
+    """
+
+    def __init__(
+        self,
+        client_or_url: Any,
+        *,
+        shards: int = 1,
+        maxlen: int | None = 10_000,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        mode: Mode = "structured",
+        timeout_s: float = 5.0,
+    ) -> None:
+        rules.check_settings(shards, maxlen)
+        if mode not in {"structured", "binary"}:
+            raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')
+        if any(isinstance(names, str) for names in (groups or {}).values()):
+            raise SettingsError(f"groups={groups!r}: write a list of groups for each topic")
+        way = way_to(client_or_url, timeout_s, "RedisBroker")
+        if "async" not in way.lines:
+            raise SettingsError(
+                "RedisBroker is used by async code and was given a client for sync code: give it "
+                "a URL, RedisBroker('redis://localhost:6379/0'), or a redis.asyncio.Redis client"
+            )
+        self.shards = shards
+        self.features = Features(
+            fenced=True, dedups="exact", heals=True, bounded=maxlen is not None
+        )
+        self._maxlen = maxlen
+        self._groups = {topic: tuple(names) for topic, names in (groups or {}).items()}
+        self._mode: Mode = mode
+        self._link = Link(way, timeout_s)
+        self._streams: dict[tuple[str, int], Stream] = {}
+        self._declared: set[Stream] = set()
+        self._most = SURELY_TAKEN
+        """How many bytes Redis takes in one piece, as far as we had to know."""
+
+    # --- publishing -------------------------------------------------------------------------
+
+    async def publish(self, batch: Batch) -> Receipt:
+        rules.check(batch, self.shards)
+        stream = self._stream(batch.topic, batch.shard)
+        if stream not in self._declared:
+            await self._declare(stream)
+        words, count, refused = write(batch.messages, self._mode, self._most)
+        if isinstance(refused, TooLarge) and self._most == SURELY_TAKEN:
+            await self._ask_how_much(stream)
+            words, count, refused = write(batch.messages, self._mode, self._most)
+        if refused is not None:
+            batch = replace(batch, messages=batch.messages[:count])
+        receipt = await self._append(stream, batch, words)
+        return refused if refused is not None and isinstance(receipt, Taken) else receipt
+
+    async def _append(self, stream: Stream, batch: Batch, words: Sequence[Any]) -> Receipt:
+        what, *said = await self._link.ask(self._publishing(stream, batch, words))
+        match what:
+            case b"taken":
+                return Taken(len(batch.messages))
+            case b"fenced":
+                return Fenced(int(said[0]))
+            case b"behind":
+                return Behind(_tail(said))
+            case b"forked":
+                return Forked(_tail(said))
+            case b"ahead":
+                return await self._append_rest(stream, batch, _tail(said))
+            case b"absent":
+                await self._declare(stream)
+                return await self._append(stream, batch, words)
+            case b"strange":
+                return self._strange(stream, int(said[0]))
+            case b"full":
+                return await self._full(batch, *said)
+            case b"oom":
+                return Full(said[0], "Redis is out of memory: raise maxmemory, or lower maxlen")
+            case unknown:
+                raise RuntimeError(unknown)
+
+    def _publishing(self, stream: Stream, batch: Batch, words: Sequence[Any]) -> Any:
+        last = batch.messages[-1] if batch.messages else batch.follows
+        return stream.call(
+            scripts.PUBLISH,
+            batch.fence,
+            batch.follows.position,
+            batch.follows.id,
+            self._maxlen or "",
+            "1" if batch.topic in self._groups else "0",
+            len(batch.messages),
+            last.position,
+            last.id,
+            *words,
+        )
+
+    async def _append_rest(self, stream: Stream, batch: Batch, tail: Tail) -> Receipt:
+        """The stream has more than the batch follows: an earlier call has added the beginning."""
+        old = [message for message in batch.messages if message.position <= tail.position]
+        new = batch.messages[len(old) :]
+        if old and old[-1].position == tail.position:
+            if tail.id and tail.id != old[-1].id:
+                return Forked(tail)
+        elif new:
+            return Forked(tail)  # the outbox has nothing where the stream has its tail
+        elif old:
+            return await self._compare(stream, batch, tail)
+        if not new:
+            return Taken(0)
+        rest = replace(batch, follows=Tail(tail.position, old[-1].id), messages=new)
+        words, _, _ = write(new, self._mode, self._most)
+        return await self._append(stream, rest, words)
+
+    async def _compare(self, stream: Stream, batch: Batch, tail: Tail) -> Receipt:
+        """The whole batch lies before the tail. If its last message is there, so are the others.
+
+        What is not there was trimmed, if it lies before the first entry and the stream is ours. If
+        not, it was never published: to say otherwise would lose it.
+        """
+        last = batch.messages[-1]
+        entry, first, is_ours = await self._link.ask(stream.call(scripts.FIND, last.position))
+        if entry is not None:
+            found = event_id(entry)
+            return Taken(0) if found == last.id else Forked(Tail(last.position, found))
+        trimmed = first is None or last.position < position_of(first)
+        return Taken(0) if is_ours and trimmed else Forked(tail)
+
+    def _strange(self, stream: Stream, position: int) -> Forked:
+        log.error(
+            "semel: the Redis stream %s ends with an entry that no relay has written (%d): nothing "
+            "of the outbox can follow it. Find out who writes there; give the topic another name, "
+            "or delete the stream and it is filled anew",
+            stream,
+            position,
+        )
+        return Forked(Tail(position))
+
+    async def _full(self, batch: Batch, length: int, group: bytes | None) -> Full:
+        groups = (await self.backlog(batch.topic, batch.shard)).groups
+        name = None if group is None else group.decode("utf-8", "replace")
+        slowest = next((each for each in groups if each.group == name), None)
+        return Full(length, rules.why_full(batch, slowest))
+
+    async def _ask_how_much(self, stream: Stream) -> None:
+        told = await self._link.setting(stream.key, "proto-max-bulk-len")
+        self._most = int(told) if told else USUALLY_TAKEN
+
+    async def _declare(self, stream: Stream) -> None:
+        for group in self._groups.get(stream.topic, ()):
+            await self._link.ask(stream.call(scripts.JOIN, group))
+        self._declared.add(stream)
+
+    # --- consuming --------------------------------------------------------------------------
+
+    async def join(self, topic: str, group: str) -> None:
+        streams = [self._stream(topic, shard) for shard in range(self.shards)]
+        calls = [stream.call(scripts.JOIN, group) for stream in streams]
+        await asyncio.gather(*map(self._link.ask, calls))
+
+    async def leave(self, topic: str, group: str) -> None:
+        """Forget the group: nothing is kept for it any more."""
+        streams = [self._stream(topic, shard) for shard in range(self.shards)]
+        calls = [stream.call(scripts.LEAVE, group) for stream in streams]
+        await asyncio.gather(*map(self._link.ask, calls))
+
+    async def consumer(
+        self, topic: str, group: str, shard: int, *, name: str, fence: int
+    ) -> RedisConsumer:
+        consumer = RedisConsumer(self._link, self._stream(topic, shard), group, name, fence)
+        await consumer.begin()
+        return consumer
+
+    # --- looking ----------------------------------------------------------------------------
+
+    async def tail(self, topic: str, shard: int) -> Tail:
+        tail = (await self.backlog(topic, shard)).tail
+        return tail or Tail()
+
+    async def backlog(self, topic: str, shard: int) -> Backlog:
+        stream = self._stream(topic, shard)
+        length, position, id, rows = await self._link.ask(stream.call(scripts.BACKLOG))
+        groups = [
+            GroupBacklog(
+                name.decode("utf-8", "replace"), None if unread < 0 else unread, pending, ms / 1000
+            )
+            for name, unread, pending, ms in rows
+        ]
+        return Backlog(topic, shard, length, self._maxlen, _tail((position, id)), groups)
+
+    async def aclose(self) -> None:
+        await self._link.aclose()
+
+    def _stream(self, topic: str, shard: int) -> Stream:
+        stream = self._streams.get((topic, shard))
+        if stream is None:
+            rules.check_shard(shard, self.shards)
+            stream = self._streams[topic, shard] = stream_of(topic, shard, self.shards)
+        return stream
+
+    def __repr__(self) -> str:
+        return f"RedisBroker({self._link.shown!r}, shards={self.shards})"
+
+
+def _tail(said: Sequence[bytes]) -> Tail:
+    return Tail(int(said[0]), said[1].decode())

@@ -1,0 +1,75 @@
+"""How a broker speaks with Redis: verbs on the line that it shares with nobody, and a bell.
+
+The line is that of the stores (`semel.stores.redis.line`): a broken connection is replaced and the
+call sent once more, a new master is found, a moved slot is followed. So every script here may be
+asked twice, and answers the second time as the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from semel.colour import ASYNC
+from semel.errors import BrokerUnavailableError, CorruptRecordError, StoreUnavailableError
+from semel.stores.redis.faults import BROKEN
+from semel.stores.redis.line import AsyncClusterLine, AsyncLine
+from semel.stores.redis.scripts import Call
+from semel.stores.redis.way import Given, Opened
+
+# How often a stream is looked at where its bell cannot be heard.
+POLL_S = 0.1
+
+
+class Link:
+    """From one broker to its Redis."""
+
+    def __init__(self, way: Given | Opened, timeout_s: float) -> None:
+        self._way = way
+        self._timeout_s = timeout_s
+        self.shown = way.shown
+
+    @property
+    def _line(self) -> AsyncLine | AsyncClusterLine:
+        return cast("AsyncLine | AsyncClusterLine", self._way.lines["async"]())
+
+    async def ask(self, call: Call) -> Any:
+        try:
+            return await self._line.call(call)
+        except CorruptRecordError as error:
+            raise BrokerUnavailableError(
+                f"the Redis key {call.key.decode()!r} holds something that is no stream of ours "
+                f"({error.__cause__ or 'of another type'}): give the topic another name"
+            ) from error
+        except StoreUnavailableError as error:
+            raise BrokerUnavailableError(str(error)) from error
+
+    async def hear(self, key: bytes, after: bytes, wait_s: float) -> None:
+        """Wait for an entry behind `after`, on a connection of its own. May return early.
+
+        A bell only: whoever hears it looks. Where it cannot be heard, a moment passes instead.
+        """
+        ms = max(1, round(min(wait_s, self._longest_s) * 1000))
+        words = ("XREAD", "COUNT", 1, "BLOCK", ms, "STREAMS", key, after)
+        line = self._line
+        try:
+            await line.ask(line.server_of(key), *words)
+        except BROKEN:
+            await ASYNC.sleep(min(wait_s, POLL_S))
+
+    @property
+    def _longest_s(self) -> float:
+        """How long Redis may stay silent on a call without being taken for dead, halved."""
+        return self._timeout_s / 2
+
+    async def setting(self, key: bytes, name: str) -> str | None:
+        """A setting of the server that has this key; None when it does not tell."""
+        line = self._line
+        try:
+            reply = await line.ask(line.server_of(key), "CONFIG", "GET", name)
+        except BROKEN:
+            return None
+        words = next(iter(reply.items()), ()) if isinstance(reply, dict) else reply
+        return str(words[1], "ascii") if words else None
+
+    async def aclose(self) -> None:
+        await self._way.aclose()
