@@ -15,6 +15,7 @@ from semel.errors import SettingsError
 
 if TYPE_CHECKING:
     from semel.brokers.memory import MemoryBroker
+    from semel.brokers.sqlite import SQLiteBroker
     from semel.ports import Broker
 
 __all__ = ["MemoryBroker", "NatsBroker", "RabbitBroker", "RedisBroker", "SQLiteBroker", "connect"]

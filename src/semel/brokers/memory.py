@@ -222,16 +222,17 @@ class _Log:
     # --- publishing
 
     def publish(self, batch: Batch, maxlen: int | None) -> Receipt:
+        documents = rules.documents(batch.messages)
         messages = rules.fresh(batch, self.fence, self.tail, self._ids)
         if not isinstance(messages, Sequence):
             return messages
         self.fence = batch.fence
         if maxlen is not None and messages and (full := self._full(batch, maxlen)):
             return full
-        written, refused = rules.documents(messages)
-        for message, raw in written:
-            self.append(message.position, message.id, raw)
-        return refused or Taken(len(written))
+        added, refused = rules.written(messages, documents)
+        for message, document in added:
+            self.append(message.position, message.id, document)
+        return refused or Taken(len(added))
 
     def append(self, position: int, id: str, raw: bytes) -> None:
         self.entries.append(_Entry(position, id, raw))

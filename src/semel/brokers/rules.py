@@ -90,15 +90,32 @@ def _behind_the_tail(
     return new
 
 
-def documents(messages: Iterable[Message]) -> tuple[list[tuple[Message, bytes]], Refused | None]:
-    """The messages as they are stored, up to the first that cannot be written as UTF-8."""
-    written: list[tuple[Message, bytes]] = []
+Documents: TypeAlias = Mapping[int, bytes | Refused]
+"""What is stored, by position, or why it cannot be."""
+
+
+def documents(messages: Iterable[Message]) -> Documents:
+    return {message.position: _document(message) for message in messages}
+
+
+def _document(message: Message) -> bytes | Refused:
+    try:
+        return to_json(message).encode()
+    except UnicodeEncodeError as error:
+        return Refused(message, f"it cannot be written as UTF-8: {error}")
+
+
+def written(
+    messages: Iterable[Message], documents: Documents
+) -> tuple[list[tuple[Message, bytes]], Refused | None]:
+    """What is to be added, up to the first that is refused."""
+    added: list[tuple[Message, bytes]] = []
     for message in messages:
-        try:
-            written.append((message, to_json(message).encode()))
-        except UnicodeEncodeError as error:
-            return written, Refused(message, f"it cannot be written as UTF-8: {error}")
-    return written, None
+        document = documents[message.position]
+        if isinstance(document, Refused):
+            return added, document
+        added.append((message, document))
+    return added, None
 
 
 def delivery(

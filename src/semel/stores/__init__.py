@@ -66,11 +66,11 @@ def connect(url: str) -> Store:
         case "file":
             from semel.stores.file import FileStore
 
-            return FileStore(_path(url))
+            return FileStore(path_of(url))
         case "sqlite" if scheme == "sqlite":
             from semel.stores.sqlite import SQLiteStore
 
-            return SQLiteStore(_path(url) or ":memory:")
+            return SQLiteStore(path_of(url) or ":memory:")
         case "postgresql" | "postgres" | "mysql" | "mariadb" | "sqlite":
             _refuse_without_sqlalchemy(scheme)
             from semel.stores.sql import SQLStore
@@ -123,7 +123,7 @@ def _refuse_without_sqlalchemy(scheme: str) -> None:
     raise SettingsError(f"SQLAlchemy is not installed: pip install 'semel[{extra}]'")
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
     """The path in a URL.
 
     `sqlite:///a.db` is a.db here and `sqlite:////var/a.db` is /var/a.db, as SQLAlchemy has it;

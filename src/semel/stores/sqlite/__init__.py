@@ -16,6 +16,7 @@ another form. Neither opens the other's file: two ledgers side by side would eac
     schema        the table and its statements
     form          a record as a row, and its checksum
     connections   over threads, forks and signals
+    thread        where async callers' changes wait for the disk
     records       the verbs over all of them
 """
 
@@ -26,7 +27,6 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from semel.colour import Colour
@@ -36,6 +36,7 @@ from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation
 from semel.stores.sqlite.connections import connections_to
 from semel.stores.sqlite.records import Rows
+from semel.stores.sqlite.thread import Thread
 from semel.stores.verbs import OnDisk
 from semel.values import Answer, Key, Terms
 
@@ -52,7 +53,7 @@ class SQLiteStore:
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._path = os.fspath(path)
-        self._thread = _Thread()
+        self._thread = Thread()
         self._connections = connections_to(self._path)
         rows = Rows(self._connections, clock or SystemClock())
         rows.prepare()
@@ -78,29 +79,6 @@ class SQLiteStore:
 
 async def _here(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
-
-
-class _Thread:
-    """Where async callers' changes wait for the disk. A child of a fork gets one of its own."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._pool = self._new()
-
-    @staticmethod
-    def _new() -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
-
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        if self._pid != os.getpid():
-            self._pid, self._pool = os.getpid(), self._new()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
-
-    async def close(self) -> None:
-        """What was sent before is carried out first."""
-        pool, self._pool = self._pool, self._new()
-        if self._pid == os.getpid():
-            await asyncio.to_thread(pool.shutdown)
 
 
 class _SQLiteLedger(OnDisk):
@@ -129,7 +107,7 @@ class _SQLiteLedger(OnDisk):
 class _BatchedLedger(_SQLiteLedger):
     """Changes of concurrent callers share one transaction, gathered per event loop."""
 
-    def __init__(self, rows: Rows, thread: _Thread) -> None:
+    def __init__(self, rows: Rows, thread: Thread) -> None:
         super().__init__(rows, thread.run)
         self._local = threading.local()
 

@@ -57,8 +57,7 @@ def connections_to(path: str) -> Connections:
         _sync_directory(os.path.dirname(path))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise SettingsError(
-            f"SQLiteStore cannot use {path}: {error.strerror}. Give it a file in a directory that "
-            f"exists"
+            f"SQLite cannot use {path}: {error.strerror}. Give it a file in a directory that exists"
         ) from error
     except OSError as error:
         raise unavailable(path, str(error.strerror)) from error
