@@ -23,6 +23,7 @@ Say `outside=True`, and it is run through the guard (`semel.idempotent`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -32,7 +33,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from semel.circuit import Circuit
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.colour import ASYNC
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
 from semel.ports import Broker, Inbox, Store
@@ -52,6 +54,10 @@ BATCH = 100
 
 # Messages in the hands of somebody who is no member of the party are taken from them after this.
 IDLE_S = 300.0
+
+# How often the inbox is swept, and how many ids in one call.
+SWEEP_EVERY_S = 60.0
+SWEEP_IDS = 1000
 
 # What a process is usually given between the request to end and its end is 30 s.
 GRACE_S = 25.0
@@ -144,7 +150,7 @@ class Worker:
         self.shown = f"worker {group}"
         self.broker_circuit = Circuit(f"the broker of {self.shown}")
         self.store_circuit = Circuit(f"the store of {self.shown}")
-        self._store = _store_of(inbox, store)
+        self.store = _store_of(inbox, store)
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._begins_seen = begin == "seen"
@@ -186,7 +192,7 @@ class Worker:
 
     def _handler(self, fn: Callable[..., Any], is_outside: bool, on_crash: OnCrash) -> Any:
         if is_outside:
-            return outside(fn, group=self.group, store=self._store, on_crash=on_crash)
+            return outside(fn, group=self.group, store=self.store, on_crash=on_crash)
         if on_crash != "retry":
             raise SettingsError("on_crash= is for an effect outside the database: outside=True")
         return plain(fn)
@@ -203,7 +209,7 @@ class Worker:
         if self._shards is not None:
             raise SettingsError("this worker is running already; make another one")
         self._shards = Shards(
-            self._store,
+            self.store,
             f"worker:{self.group}",
             self.broker.shards,
             lease_s=self._lease_s,
@@ -233,6 +239,7 @@ class Worker:
 
     async def _take_part(self, shards: Shards) -> None:
         party = asyncio.create_task(shards.run(self._own))
+        sweeping = asyncio.create_task(self._sweep(shards))
         try:
             await asyncio.shield(party)
         except BaseException:
@@ -241,9 +248,18 @@ class Worker:
             party.cancel()
             raise
         finally:
+            sweeping.cancel()
             await asyncio.wait([party])
             if self._works:  # cut off at the end of their grace; a thread goes on all the same
                 await asyncio.wait(self._works, timeout=CLOSING_S)
+
+    async def _sweep(self, shards: Shards) -> None:
+        """Whoever owns the first shard has the inbox forget what it need not remember."""
+        while True:
+            await ASYNC.sleep(SWEEP_EVERY_S)
+            with contextlib.suppress(SemelError):  # later, then
+                while 0 in shards.owned and await self.inbox.sweep(limit=SWEEP_IDS) == SWEEP_IDS:
+                    pass
 
     async def _own(self, hold: Hold) -> None:
         task = asyncio.current_task()
@@ -289,7 +305,7 @@ class Worker:
                 counts.seen += 1
             case Held(why, error):
                 counts.held += not again
-                if why in ("retry", "poison", "crash"):
+                if error and why in ("retry", "poison", "crash"):
                     counts.failed += 1
                     self._error = f"{message.type} {message.id} ({why}): {error}"
                     log.log(

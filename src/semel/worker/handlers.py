@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from semel.cloudevents import NotAnEventError
 from semel.colour import ASYNC, SYNC
-from semel.errors import CorruptRecordError, InProgressError, SettingsError, StoreUnavailableError
+from semel.errors import InProgressError, SettingsError, StoreUnavailableError
 from semel.guard import idempotent
+from semel.inbox import PoisonError
 from semel.messages import Message
 from semel.policy import OnCrash
 from semel.ports import Store
@@ -84,7 +84,7 @@ class Handlers:
         if named is not None:
             return named
         if message.type == UNREADABLE:
-            raise NotAnEventError(message.data["problem"])
+            raise PoisonError(message.data["problem"])
         if message.topic not in self._colours:
             # It waits since somebody had a handler for it; another version of us may have one.
             raise SettingsError(
@@ -152,9 +152,6 @@ def outside(fn: Function, *, group: str, store: Store, on_crash: OnCrash) -> Han
             raise StoreUnavailableError(
                 f"event {message.id} is being handled by somebody else: {error}"
             ) from error
-        except CorruptRecordError as error:
-            # Of this message only: an outage would hold up all the others.
-            raise RuntimeError(str(error)) from error
 
     return Handler(call, "async")
 

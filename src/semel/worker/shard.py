@@ -30,12 +30,12 @@ from semel.errors import (
     BrokerUnavailableError,
     ClaimLostError,
     SemelError,
-    StoreUnavailableError,
 )
 from semel.keys import fingerprint
 from semel.messages import Delivery, Ending, Held, Message, slots_of
 from semel.ports import Consumer
 from semel.shards import Hold
+from semel.stores.inbox_rules import is_outage
 from semel.worker.copies import Copies
 from semel.worker.handlers import UNREADABLE
 
@@ -89,13 +89,15 @@ class Shard:
             self._wake.set()
 
     async def through(self, work: Callable[[], Awaitable[T]], who: object) -> T:
-        """Do it, as often as the store fails, while the shard is ours."""
+        """Do it, as often as the store fails, or what a handler needs, while the shard is ours."""
         circuit = self.worker.store_circuit
         try:
             while self.hold.live:
                 try:
                     answer = await work()
-                except StoreUnavailableError as error:
+                except Exception as error:
+                    if not is_outage(error):
+                        raise
                     circuit.failed(error, who)
                     await circuit.wait(self.hold.ending, who)
                 else:
