@@ -241,6 +241,7 @@ class BrokerContract:
             assert delivery.problem
             assert raw in delivery.raw
         await consumer.ack([good, *bad])
+        await self.die(broker, consumer)
         nobody = await self.consumer(broker, topic, fence=2)
         assert await self.reads_all(nobody) == []
 
@@ -325,7 +326,13 @@ class BrokerContract:
         async def play(history: Sequence[Move]) -> None:
             nonlocal number
             number += 1
-            traffic = Traffic(broker, f"{topic}-{number}", number % 3, self.patience_s)
+            traffic = Traffic(
+                broker,
+                f"{topic}-{number}",
+                number % 3,
+                die=self.die,
+                patience_s=self.patience_s,
+            )
             await traffic.begin()
             for move in history:
                 await traffic.play(move)
@@ -639,6 +646,7 @@ class BrokerContract:
             assert [d.count > 1 for d in left] == [True] * 4 + [False] * 2
             assert all(d.consumer == "billing-1" and d.idle_s >= 0 for d in left[:4])
         await second.ack(left)
+        await self.die(other, second)
         third = await self.consumer(other, topic, shard, fence=3)
         assert await self.reads_all(third) == []
 
@@ -716,6 +724,7 @@ class BrokerContract:
         if broker.features.leases:
             await first.ack(had[:1])
         await second.ack(left[-1:])
+        await self.die(broker, second)
         third = await self.consumer(broker, topic, fence=3)
         assert at(await self.reads_all(third)) in ([1], [])
 

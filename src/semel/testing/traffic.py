@@ -7,10 +7,10 @@ read, acknowledge some, and die.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
@@ -101,6 +101,10 @@ class Reader:
     in_hand: dict[int, Delivery] = field(default_factory=dict[int, Delivery])
 
 
+Die: TypeAlias = Callable[[Any, Any], Awaitable[None]]
+"""Called with the broker and a consumer whose process is killed."""
+
+
 class Traffic:
     """Plays moves on one shard of a topic, and checks every answer.
 
@@ -108,8 +112,11 @@ class Traffic:
     each message must come at least once, each for the first time in order.
     """
 
-    def __init__(self, broker: Broker, topic: str, shard: int, patience_s: float) -> None:
+    def __init__(
+        self, broker: Broker, topic: str, shard: int, *, die: Die, patience_s: float
+    ) -> None:
         self._broker = broker
+        self._die = die
         self._topic = topic
         self._shard = shard
         self._patience_s = patience_s
@@ -204,6 +211,7 @@ class Traffic:
 
     async def _take_over(self, reader: Reader) -> None:
         """The owner dies, the next one gets what it had in hand, in order."""
+        await self._die(self._broker, reader.consumer)
         reader.fence += 1
         reader.consumer = await self._consumer(reader.name, reader.fence)
         before, reader.in_hand = reader.in_hand, {}

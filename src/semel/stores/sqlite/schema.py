@@ -114,6 +114,15 @@ def user_version(connection: sqlite3.Connection) -> int:
 
 OWN: Final = {"idempotency", "idempotency_floor"}
 
+# Of SQLiteBroker, which shares any file.
+BESIDE: Final = {
+    "broker_layout",
+    "broker_shard",
+    "broker_entry",
+    "broker_group",
+    "broker_pending",
+}
+
 
 def refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
     """Before anything is changed in a file that is another's, its journal mode included."""
@@ -145,7 +154,7 @@ def foreign(connection: sqlite3.Connection, path: str) -> str:
 
 def _names(connection: sqlite3.Connection) -> set[str]:
     select = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB 'sqlite_*'"
-    return {name for (name,) in connection.execute(select)}
+    return {name for (name,) in connection.execute(select)} - BESIDE
 
 
 def _is_sql_store(connection: sqlite3.Connection, names: set[str]) -> bool:
