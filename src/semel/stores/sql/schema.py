@@ -5,8 +5,9 @@ ended. Steps and finished attempts live in the row itself, so that they are born
 deleted with it: a row table of their own could outlive the record and hand its steps to the next
 one of the same key. `event_outbox` holds what is to be told to others, and `event_outbox_seq`
 the last number that each of their aggregates has taken. `event_outbox_cursor` says how far each
-relay has read, and `event_outbox_mark` how far all of them together are. `semel_schema` says which
-version each part of the schema has.
+relay has read, and `event_outbox_mark` how far all of them together are. `inbox_mark` and
+`inbox_message` hold what consumers have had the effects of, `event_parked` what waits for them.
+`semel_schema` says which version each part of the schema has.
 
 Alembic users: run what `ddl(name)` returns in a migration of your own and stamp nothing; `check`
 tells whether the tables are as they should be.
@@ -220,6 +221,116 @@ OUTBOX_MARK = Table(
     ),
 )
 
+# One row per consumer and sequence, written with every batch: nothing but the key is indexed.
+INBOX_MARK = Table(
+    "inbox_mark",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("consumer"),
+        _name("tenant_id"),
+        _name("topic"),
+        _name("aggregate_type"),
+        _name("aggregate_id"),
+        Column("seq", "BIGINT", "BIGINT", "INTEGER"),
+        Column("head", "BIGINT", "BIGINT", "INTEGER", null=True),
+        Column("turn", "BIGINT", "BIGINT", "INTEGER"),
+        _time("updated_at"),
+    ),
+)
+
+INBOX_MESSAGE = Table(
+    "inbox_message",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("consumer"),
+        _name("event_id"),
+        _time("received_at"),
+    ),
+    # What the sweep goes by.
+    (Index("ix_inbox_message_received", ("received_at",)),),
+)
+
+INBOX_BASELINE = Table(
+    "inbox_baseline",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("consumer"),
+        _name("topic"),
+        _time("created_at"),
+    ),
+)
+
+INBOX_STARTED = Table(
+    "inbox_started",
+    (
+        Column("id", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("consumer"),
+        _name("event_id"),
+        Column("started", "INTEGER", "INTEGER", "INTEGER"),
+        _time("updated_at"),
+    ),
+)
+
+NUMBERED = COUNTED | {"postgresql": " GENERATED ALWAYS AS IDENTITY"}
+
+PARKED = Table(
+    "event_parked",
+    (
+        Column("id", "BIGINT", "BIGINT", "INTEGER", more=NUMBERED),
+        _name("consumer"),
+        Column("sequence", "BYTEA", "BINARY(32)", "BLOB"),
+        Column("slot", "SMALLINT", "SMALLINT", "INTEGER"),
+        _name("tenant_id"),
+        _name("topic"),
+        _name("aggregate_type"),
+        _name("aggregate_id"),
+        Column("seq", "BIGINT", "BIGINT", "INTEGER"),
+        _name("event_id"),
+        _name("event_type"),
+        Column("position", "BIGINT", "BIGINT", "INTEGER"),
+        # Text everywhere: the payload in it is kept to the byte.
+        Column("message", "TEXT", "LONGTEXT", "TEXT"),
+        Column("state", "VARCHAR(8)", "VARCHAR(8)", "TEXT"),
+        Column("why", "VARCHAR(8)", "VARCHAR(8)", "TEXT"),
+        Column("attempts", "INTEGER", "INTEGER", "INTEGER"),
+        Column("error", "TEXT", "LONGTEXT", "TEXT"),
+        _time("due_at", null=True),
+        _time("parked_at"),
+        Column("edited", "INTEGER", "INTEGER", "INTEGER"),
+    ),
+    (
+        Index("ux_event_parked_seq", ("sequence", "seq"), unique=True),
+        # What is due, however much waits behind it.
+        Index("ix_event_parked_due", ("consumer", "due_at", "slot")),
+    ),
+)
+
+PARKED_AUDIT = Table(
+    "event_parked_audit",
+    (
+        Column("id", "BIGINT", "BIGINT", "INTEGER", more=NUMBERED),
+        _time("settled_at"),
+        _name("who"),
+        Column("verb", "VARCHAR(8)", "VARCHAR(8)", "TEXT"),
+        _name("consumer"),
+        Column("sequence", "BYTEA", "BINARY(32)", "BLOB"),
+        _name("event_id"),
+        Column("note", "TEXT", "LONGTEXT", "TEXT"),
+        Column("payload_before", "TEXT", "LONGTEXT", "TEXT", null=True),
+        Column("payload_after", "TEXT", "LONGTEXT", "TEXT", null=True),
+    ),
+    (Index("ix_event_parked_audit_sequence", ("sequence", "id")),),
+)
+
+INBOX_TABLES = (
+    INBOX_MARK,
+    INBOX_MESSAGE,
+    INBOX_BASELINE,
+    INBOX_STARTED,
+    PARKED,
+    PARKED_AUDIT,
+)
+
 # Of the first version: each relay reads the newest rows by id, whoever's they are.
 UNUSED = "ix_event_outbox_shard"
 
@@ -284,6 +395,7 @@ OUTBOX_TABLES = (OUTBOX, OUTBOX_SEQ, OUTBOX_CURSOR, OUTBOX_MARK)
 PARTS = (
     Part("ledger", 1, (LEDGER,), {1: _made(LEDGER)}),
     Part("outbox", 2, OUTBOX_TABLES, {1: _made(*OUTBOX_TABLES), 2: _readers}),
+    Part("inbox", 1, INBOX_TABLES, {1: _made(*INBOX_TABLES)}),
 )
 
 
