@@ -37,13 +37,16 @@ from semel.cli.command import (
     refuse_memory,
     reporting,
 )
+from semel.cli.outbox import outbox
+from semel.cli.parked import parked
+from semel.cli.relay import relay
+from semel.cli.worker import worker
 from semel.errors import (
     CorruptRecordError,
     ReplayedError,
     SettingsError,
 )
-from semel.stores import _path as path_of
-from semel.stores import connect
+from semel.stores import connect, path_of
 from semel.values import State
 
 # No pretty tracebacks: they print local variables, and one of them is the URL.
@@ -64,6 +67,10 @@ db = typer.Typer(
 )
 app.add_typer(ledger, name="ledger")
 app.add_typer(db, name="db")
+app.command(cls=Command)(relay)
+app.add_typer(outbox, name="outbox")
+app.command(cls=Command)(worker)
+app.add_typer(parked, name="parked")
 
 First = Annotated[
     str | None,

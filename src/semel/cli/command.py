@@ -6,6 +6,7 @@ ours.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typer.core import TyperCommand
 
 from semel.cli import show
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
-from semel.stores import _path as path_of
+from semel.stores import path_of
 
 REFUSED = 1
 BAD_INPUT = 2
@@ -56,7 +57,7 @@ def reporting(url: str) -> Iterator[None]:
 # --- the store ----------------------------------------------------------------------------------
 
 
-def _needed(url: str) -> str:
+def needed(url: str) -> str:
     if not url:
         fail(f"give the store's URL, or set {ENV}", BAD_INPUT)
     return url
@@ -69,7 +70,7 @@ Url = Annotated[
         metavar="[URL]",
         envvar=ENV,
         show_default=False,
-        callback=_needed,
+        callback=needed,
         help="The store, e.g. sqlite:///semel.db.",
     ),
 ]
@@ -88,6 +89,20 @@ def refuse_memory(url: str) -> None:
 
 def on_disk(url: str) -> bool:
     return url.partition("://")[0].lower() in ("sqlite", "file")
+
+
+# --- durations ----------------------------------------------------------------------------------
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
+_DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-z]*)")
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration as people write it: 90, 90s, 1.5h, 7d."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found["unit"] not in _UNITS:
+        fail(f"{option} {text!r} is not a duration; write 500ms, 10s, 5m, 1h or 7d", BAD_INPUT)
+    return float(found["number"]) * _UNITS[found["unit"]]
 
 
 # --- people -------------------------------------------------------------------------------------

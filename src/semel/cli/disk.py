@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.errors import StoreUnavailableError
-from semel.stores import _path as path_of
+from semel.stores import path_of
 
 __all__ = ["Found", "look"]
 

@@ -79,11 +79,11 @@ def record_json(record: Record) -> Json:
         "fence": record.fence,
         "holder": record.holder,
         "held": held(record),
-        "created_at": _iso(record.created_at),
-        "started_at": _iso(record.started_at),
-        "lease_until": _iso(record.lease_until),
-        "completed_at": _iso(record.completed_at),
-        "expires_at": _iso(record.expires_at),
+        "created_at": iso(record.created_at),
+        "started_at": iso(record.started_at),
+        "lease_until": iso(record.lease_until),
+        "completed_at": iso(record.completed_at),
+        "expires_at": iso(record.expires_at),
         "error": record.error,
     }
 
@@ -115,8 +115,8 @@ def _try_json(one: Try) -> Json:
         "number": one.number,
         "fence": one.fence,
         "holder": one.holder,
-        "started_at": _iso(one.started_at),
-        "ended_at": _iso(one.ended_at),
+        "started_at": iso(one.started_at),
+        "ended_at": iso(one.ended_at),
         "ending": one.ending,
     }
 
@@ -139,7 +139,7 @@ def guarantees_json(found: Guarantees) -> Json:
     }
 
 
-def _iso(moment: datetime | None) -> str | None:
+def iso(moment: datetime | None) -> str | None:
     """ISO 8601 in UTC, always with microseconds, so that texts compare as times do."""
     if moment is None:
         return None

@@ -1,0 +1,119 @@
+"""`semel worker`: a Worker of the application's own, until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import AsyncIterator
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from semel.cli import process, show
+from semel.cli.command import BAD_INPUT, fail, reporting
+from semel.cli.process import GRACE, Grace, Http, Quiet
+from semel.errors import SettingsError
+from semel.worker import Worker
+
+__all__ = ["worker"]
+
+
+def worker(
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            show_default=False,
+            help="A Worker, or a function without arguments that makes one.",
+        ),
+    ],
+    http: Http = "",
+    grace: Grace = GRACE,
+    quiet: Quiet = False,
+) -> None:
+    """Handle messages with a Worker of yours, until it is told to end."""
+    module, _, name = where.partition(":")
+    if not module or not name:
+        fail(f"{where!r} is not MODULE:NAME; write it as in shop.tasks:worker", BAD_INPUT)
+    found = _found(_imported(module), name)
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[Worker]:
+        made = await _made(found, where)
+        try:
+            yield made
+        finally:
+            await made.broker.aclose()
+
+    with reporting(""):
+        process.run(opened, about=f"{where}", http=http, grace=grace, quiet=quiet)
+
+
+def _imported(module: str) -> ModuleType:
+    """From here, as `python -m` would find it."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            _show_trace(module, error)
+        fail(
+            f"there is no module {error.name!r} here or among what is installed; run this in the "
+            "folder that has it, or check the name",
+            BAD_INPUT,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever the application does when it is imported
+        _show_trace(module, error)
+
+
+def _show_trace(module: str, error: Exception) -> Any:
+    """Theirs, not ours: without the lines of the import itself."""
+    sys.stderr.write(show.redact("".join(traceback.format_exception(error))))
+    fail(f"{module} could not be imported: {type(error).__name__}: {error}", BAD_INPUT)
+
+
+def _found(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            fail(f"{module.__name__} has no {name!r}{_hint(module)}", BAD_INPUT)
+    return found
+
+
+def _hint(module: ModuleType) -> str:
+    workers = [name for name, each in vars(module).items() if isinstance(each, Worker)]
+    if not workers:
+        return "; name a Worker, or a function that makes one"
+    return f"; its workers are {', '.join(f'{module.__name__}:{name}' for name in workers)}"
+
+
+async def _made(found: Any, where: str) -> Worker:
+    made = found
+    if callable(found) and not isinstance(found, Worker):
+        _refuse_arguments(found, where)
+        made = found()
+        if inspect.isawaitable(made):
+            made = await made
+    if isinstance(made, Worker):
+        return made
+    gives = "is" if made is found else "gives"
+    raise SettingsError(
+        f"{where} {gives} a {type(made).__name__}, not a Worker; name a Worker, or a function "
+        "without arguments that makes one"
+    )
+
+
+def _refuse_arguments(make: Any, where: str) -> None:
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:
+        raise SettingsError(
+            f"{where} cannot be called without arguments ({error}); name a Worker, or a function "
+            "without arguments that makes one"
+        ) from error

@@ -1,0 +1,116 @@
+"""What a relay or a worker is up to, and what only its store can tell.
+
+A status costs nothing. How far behind a relay is, the database has to be asked, and probes, people
+and Prometheus all ask: so it is asked once for all of them, at most every other second. An answer that
+does not come is itself an answer: nobody waits for it longer than a probe would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from semel.colour import ASYNC
+from semel.errors import SemelError
+from semel.relay import Relay, RelayStatus
+from semel.values import value
+from semel.worker import Worker, WorkerStatus
+
+if TYPE_CHECKING:
+    from semel.stores.sql.outbox_reading import Lag
+
+__all__ = ["Part", "Report", "Watch"]
+
+Part: TypeAlias = Relay | Worker
+
+FRESH_S = 2.0
+
+# Kubernetes gives a probe one second unless it is told otherwise.
+PATIENCE_S = 0.8
+
+# A record that nobody has: to ask for it is to ask whether the store answers.
+NOBODYS = bytes(32)
+
+
+@value
+class Report:
+    """A status, and how far a relay is behind; `silence` says why the store did not tell."""
+
+    status: RelayStatus | WorkerStatus
+    lag: Lag | None = None
+    silence: str = ""
+
+    @property
+    def why(self) -> Sequence[str]:
+        """What keeps it from its work; empty when it is ready."""
+        stopped = self.status.stopped.values() if isinstance(self.status, RelayStatus) else ()
+        reasons = [self.silence, self.status.outage, *stopped]
+        return [reason for reason in dict.fromkeys(reasons) if reason]
+
+    def as_json(self) -> dict[str, Any]:
+        told = {"kind": _kind(self.status), **dataclasses.asdict(self.status)}
+        if isinstance(self.status, RelayStatus):
+            told["lag"] = None if self.lag is None else dataclasses.asdict(self.lag)
+        return told
+
+
+def _kind(status: RelayStatus | WorkerStatus) -> str:
+    return "relay" if isinstance(status, RelayStatus) else "worker"
+
+
+class Watch:
+    """Looks at one relay or worker. `close` ends what it may still be asking."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._asking: asyncio.Task[Any] | None = None
+        self._asked_at = -math.inf
+        self._lag: Lag | None = None
+        self._silence = ""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        part = self._part
+        return f"relay {part.name}" if isinstance(part, Relay) else f"worker {part.group}"
+
+    def status(self) -> RelayStatus | WorkerStatus:
+        return self._part.status()
+
+    async def report(self) -> Report:
+        if self._asking is None and ASYNC.now() - self._asked_at >= FRESH_S:
+            self._asked_at = ASYNC.now()
+            self._asking = asyncio.create_task(_question(self._part))
+        if self._asking is not None:
+            await self._await(self._asking)
+        return Report(self.status(), self._lag, self._silence)
+
+    async def _await(self, asking: asyncio.Task[Any]) -> None:
+        await asyncio.wait([asking], timeout=PATIENCE_S)
+        if not asking.done():
+            waited_s = ASYNC.now() - self._asked_at
+            self._silence = f"the store has not answered for {waited_s:.1f} s"
+            return
+        self._asking, self._lag = None, None
+        try:
+            self._lag, self._silence = asking.result(), ""
+        except SemelError as error:
+            self._silence = str(error)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+
+def _question(part: Part) -> Coroutine[Any, Any, Lag | None]:
+    if isinstance(part, Relay):
+        return part.reader.lag()
+    return _reach(part)
+
+
+async def _reach(worker: Worker) -> None:
+    await worker.store.ledger(ASYNC).look(NOBODYS)
