@@ -174,6 +174,12 @@ def _other_shards(party: Party, there: int) -> SettingsError:
     )
 
 
+async def relays(link: Link) -> dict[str, int]:
+    """The names there are, and how many shards each has."""
+    rows = await link.fetch("SELECT name, MAX(shards) FROM event_outbox_cursor GROUP BY name")
+    return {name: int(shards) for name, shards in sorted(rows)}
+
+
 # Few rows, and read only when a shard changes hands: no index is worth writing.
 SELECT = "SELECT topic, position, tail_position, tail_event_id FROM event_outbox_cursor"
 
