@@ -297,7 +297,6 @@ class Worker:
     def count(self, message: Message, ending: Ending, *, again: bool) -> None:
         """One message has ended; `again`: it waited here and was tried again."""
         counts = self._counts.setdefault(message.topic, _Counts())
-        self._lag_s = (datetime.now(UTC) - message.time).total_seconds()
         match ending:
             case Applied():
                 counts.applied += 1
@@ -319,6 +318,10 @@ class Worker:
                         "it is tried again" if why == "retry" else "it is parked",
                         error,
                     )
+
+    def handled(self, message: Message) -> None:
+        """This was the last one of a batch."""
+        self._lag_s = (datetime.now(UTC) - message.time).total_seconds()
 
     def count_unreadable(self, topic: str) -> None:
         self._counts.setdefault(topic, _Counts()).unreadable += 1

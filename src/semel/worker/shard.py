@@ -224,7 +224,7 @@ class _Lane:
             return
         while self._hold.live and (page := await consumer.reclaim(worker.idle_s)):
             for each in page:
-                log.warning(
+                log.info(
                     "semel: %s: took over %s, which %s had for %.1f s; delivered %d times",
                     worker.shown,
                     each.message.id if each.message else each.token,
@@ -246,6 +246,7 @@ class _Lane:
         )
         await self._shard.settle(zip(messages, endings, strict=True), again=False)
         await consumer.ack(deliveries)
+        self._worker.handled(messages[-1])
 
     def _message(self, delivery: Delivery) -> Message:
         message = delivery.message
