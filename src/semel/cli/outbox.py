@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import dataclasses
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from semel.cli import show
-from semel.cli.command import Command, Json, reporting, seconds
+from semel.cli.command import BAD_INPUT, REFUSED, Command, Json, fail, reporting, seconds
 from semel.cli.database import Database, open_store
+from semel.cli.table import Column
+from semel.errors import SettingsError
+from semel.messages import SLOTS
 
 if TYPE_CHECKING:
+    from semel.stores.sql.outbox_lag import Lag
     from semel.stores.sql.outbox_reading import OutboxReader
 
 __all__ = ["Name", "outbox"]
@@ -25,10 +30,11 @@ outbox = typer.Typer(
 
 Name = Annotated[str, typer.Option(help="The relays' name: those to one broker share one.")]
 
+Readers = Callable[..., "OutboxReader"]
+"""Called with name= and shards=, as OutboxReader is."""
 
-def _with(
-    url: str, name: str, work: Callable[[OutboxReader], Coroutine[Any, Any, T]], shards: int = 1
-) -> T:
+
+def _with(url: str, work: Callable[[Readers], Coroutine[Any, Any, T]]) -> T:
     """Do the work on the outbox of this URL."""
 
     async def opened() -> T:
@@ -36,7 +42,7 @@ def _with(
         from semel.stores.sql.outbox_reading import OutboxReader
 
         try:
-            return await work(OutboxReader(store, name=name, shards=shards))
+            return await work(lambda **settings: OutboxReader(store, **settings))
         finally:
             await store.aclose()
 
@@ -44,28 +50,93 @@ def _with(
         return asyncio.run(opened())
 
 
+# --- looking ------------------------------------------------------------------------------------
+
+
 @outbox.command(cls=Command)
-def status(url: Database = "", name: Name = "default", as_json: Json = False) -> None:
-    """Say how far behind the relays are."""
-    lag = _with(url, name, lambda reader: reader.lag())
+def status(url: Database = "", as_json: Json = False) -> None:
+    """Say how far behind its relays are, and who holds them up."""
+    shards, lags = _with(url, _lags)
     if as_json:
-        show.print_json({"age_s": lag.age_s, "unpublished": lag.unpublished})
-        return
-    show.print_facts([("lag", show.span(lag.age_s)), ("unpublished", f"{lag.unpublished:,}")])
+        show.print_json(_status_json(shards, lags))
+    else:
+        _print_status(shards, lags)
+
+
+async def _lags(readers: Readers) -> tuple[Mapping[str, int], Mapping[str, Lag]]:
+    """Of every name; of one that nobody has used yet, if there is no other."""
+    shards = await readers().relays() or {"default": 1}
+    return shards, {name: await readers(name=name, shards=n).lag() for name, n in shards.items()}
+
+
+def _status_json(shards: Mapping[str, int], lags: Mapping[str, Lag]) -> show.Json:
+    table = next(iter(lags.values()))
+    return {
+        "relays": [
+            {
+                "name": name,
+                "shards": shards[name],
+                "lag_s": lag.age_s,
+                "unpublished": lag.unpublished,
+                "behind": list(lag.behind),
+            }
+            for name, lag in lags.items()
+        ],
+        "rows": table.rows,
+        "bytes": table.bytes,
+        "holders": [dataclasses.asdict(holder) for holder in table.holders],
+    }
+
+
+RELAY_COLUMNS = (
+    Column("relays", rank=0, least=8),
+    Column("shards", rank=3, least=6),
+    Column("lag", rank=0, least=8),
+    Column("unpublished", rank=1, least=11),
+    Column("behind", rank=2, least=8),
+)
+HOLDER_COLUMNS = (
+    Column("pid", rank=0, least=5),
+    Column("state", rank=2, least=6),
+    Column("open", rank=0, least=8),
+    Column("query", rank=1, least=20),
+)
+
+
+def _print_status(shards: Mapping[str, int], lags: Mapping[str, Lag]) -> None:
+    table = next(iter(lags.values()))
+    size = "" if table.bytes is None else f", {table.bytes / 1e6:,.1f} MB"
+    show.print_line(f"about {table.rows:,} rows{size}")
+    show.print_table(
+        RELAY_COLUMNS,
+        [
+            [name, str(shards[name]), show.span(lag.age_s), f"{lag.unpublished:,}", _topics(lag)]
+            for name, lag in lags.items()
+        ],
+    )
+    if table.holders:
+        show.print_line("transactions that relays do not pass:")
+        rows = [[str(h.pid), h.state, show.span(h.open_s), h.query] for h in table.holders]
+        show.print_table(HOLDER_COLUMNS, rows)
+
+
+def _topics(lag: Lag) -> str:
+    return ", ".join(lag.behind)
+
+
+# --- changing -----------------------------------------------------------------------------------
 
 
 @outbox.command(cls=Command)
 def sweep(
     url: Database = "",
-    keep: Annotated[
-        str, typer.Option(metavar="TIME", help="Delete what is older than this.")
-    ] = "1h",
-    limit: Annotated[int, typer.Option(help="Delete at most so many.", min=1)] = 1_000_000,
+    keep: Annotated[str, typer.Option(metavar="TIME", help="Only what is older than this.")] = "1h",
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 1_000_000,
     as_json: Json = False,
 ) -> None:
-    """Delete published events, chunk by chunk, and count them."""
+    """Delete events that all relays have published, and count them."""
     keep_s = seconds("--keep", keep)
-    swept = _with(url, "default", lambda reader: reader.sweep(keep_s=keep_s, limit=limit))
+    swept = _with(url, lambda readers: readers().sweep(keep_s=keep_s, limit=limit))
     if as_json:
         show.print_json({"swept": swept})
     else:
@@ -76,14 +147,33 @@ def sweep(
 def reshard(
     url: Database = "",
     shards: Annotated[
-        int, typer.Option(help="How many shards there are to be.", min=1, show_default=False)
-    ] = ...,  # type: ignore[assignment]
+        int | None,
+        typer.Option(help="How many there are to be.", min=1, max=SLOTS, show_default=False),
+    ] = None,
     name: Name = "default",
     as_json: Json = False,
 ) -> None:
-    """Divide an outbox into another number of shards, while no relay runs."""
-    _with(url, name, lambda reader: reader.reshard(shards))
+    """Change the number of shards, with all relays stopped."""
+    if shards is None:
+        fail("say how many shards there are to be: --shards 8", BAD_INPUT)
+
+    async def work(readers: Readers) -> str | None:
+        if name not in await readers().relays():
+            return f"no relay called {name!r} has read this outbox; it takes the number it is given"
+        try:
+            await readers(name=name).reshard(shards)
+        except SettingsError as refusal:
+            if type(refusal) is not SettingsError:  # no tables, for one
+                raise
+            return str(refusal)
+        return None
+
+    why = _with(url, work)
     if as_json:
-        show.print_json({"shards": shards})
+        show.print_json({"resharded": why is None, "why": why})
+    elif why is None:
+        show.print_line(f"{shards} shards; start the relays with a broker that has as many")
     else:
-        show.print_line(f"the relays {name!r} share {shards} shards from now on")
+        show.print_error(why)
+    if why is not None:
+        raise typer.Exit(REFUSED)

@@ -215,13 +215,13 @@ async def _message(desk: Parked, found: ParkedSequence, event: str | None) -> Pa
     """The message with this id, or the first one."""
     if event is None or found.head.message.id == event:
         return found.head
-    page, after = [found.head], 0
-    while page and after is not None:
-        page = list(await desk.show(found.sequence, after=after))
+    page = await desk.show(found.sequence)
+    while page:
         for each in page:
             if each.message.id == event:
                 return each
-        after = page[-1].message.seq if page else None
+        last = page[-1].message.seq
+        page = await desk.show(found.sequence, after=last) if last else ()
     return fail(f"event {event} does not wait in sequence {_short(found)}")
 
 
@@ -340,11 +340,16 @@ def replay(
 ) -> None:
     """Have a sequence run again now, in order, by its worker."""
     if all_of_them:
-        filters = {"consumer": consumer, "topic": topic, "tenant": tenant}
-        url = _only_url(first, second)
         told = _with(
-            url,
-            lambda desk: desk.replay_all(**filters, force=force, note=note, dry_run=dry_run),
+            _only_url(first, second),
+            lambda desk: desk.replay_all(
+                consumer=consumer,
+                topic=topic,
+                tenant=tenant,
+                force=force,
+                note=note,
+                dry_run=dry_run,
+            ),
             who=who,
         )
         _show_all(told, dry_run=dry_run, as_json=as_json)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from types import FrameType, TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -128,7 +128,7 @@ class _Ending:
         self._ask: Callable[[], object] = lambda: None
         self._asked = False
         self._lock = threading.Lock()
-        self._before = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._wait, name="semel-ending", daemon=True).start()

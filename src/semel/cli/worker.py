@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -71,7 +71,7 @@ def _imported(module: str) -> ModuleType:
         _show_trace(module, error)
 
 
-def _show_trace(module: str, error: Exception) -> Any:
+def _show_trace(module: str, error: Exception) -> NoReturn:
     """Theirs, not ours: without the lines of the import itself."""
     sys.stderr.write(show.redact("".join(traceback.format_exception(error))))
     fail(f"{module} could not be imported: {type(error).__name__}: {error}", BAD_INPUT)
