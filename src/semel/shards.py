@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from semel.colour import ASYNC
 from semel.errors import SemelError
@@ -30,11 +31,13 @@ from semel.values import Claim, Kept, Key, Record, State, Terms, Won
 
 __all__ = ["Hold", "Shards"]
 
+T = TypeVar("T")
+
 log = logging.getLogger("semel")
 
 LEASE_S = 10.0
 
-# A lease is renewed so often while it lasts.
+# A lease is renewed so often while it lasts: one renewal may be lost, and the next be late.
 TURNS = 3
 
 # Whoever has not turned for so long, or for three leases, will not do so by itself.
@@ -49,7 +52,10 @@ class Hold:
         self.claim = claim
         self.ending = asyncio.Event()
         """Set when the work is to be put down: finish what is in hand, begin nothing."""
+        self.tasks: list[asyncio.Task[None]] = []
+        """What is cut off when the hold is over."""
         self._good_until = sent + claim.terms.lease_s
+        self._ends_at = math.inf
 
     @property
     def fence(self) -> int:
@@ -58,14 +64,36 @@ class Hold:
     @property
     def live(self) -> bool:
         """Is the lease known to be ours? Counted from before it was asked for."""
-        return not self.ending.is_set() and ASYNC.now() < self._good_until
+        return not self.ending.is_set() and self.left_s > 0
 
     @property
     def left_s(self) -> float:
-        return self._good_until - ASYNC.now()
+        """How long the work may go on: as long as the lease, or the time to put it down."""
+        return min(self._good_until, self._ends_at) - ASYNC.now()
+
+    @property
+    def wanted(self) -> bool:
+        """Is the lease to be renewed?"""
+        return self.left_s > 0 and self._good_until < self._ends_at
 
     def renewed(self, sent: float) -> None:
-        self._good_until = sent + self.claim.terms.lease_s
+        self._good_until = max(self._good_until, sent + self.claim.terms.lease_s)
+
+    def end(self, grace_s: float) -> None:
+        """Have the work put down, within what is left of the lease or `grace_s`."""
+        if self._ends_at == math.inf:
+            self._ends_at = max(self._good_until, ASYNC.now() + grace_s)
+        self.ending.set()
+
+    def lost(self) -> None:
+        """Somebody else has it, or the time is up."""
+        self._good_until = -math.inf
+        self.over()
+
+    def over(self) -> None:
+        self.ending.set()
+        for task in self.tasks:
+            task.cancel()
 
 
 Own = Callable[[Hold], Coroutine[Any, Any, None]]
@@ -94,16 +122,18 @@ class Shards:
         self._turn_s = lease_s / TURNS
         self._grace_s = grace_s
         self._seat: Hold | None = None
-        self._owned: dict[int, tuple[Hold, asyncio.Task[None]]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._holds: dict[int, Hold] = {}
+        """Every shard that we work on, or have not put down yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._turned_at: float | None = None
+        self._silent = False
         self.members = 0
         """How many seats were taken when we last looked."""
 
     @property
     def owned(self) -> list[int]:
-        return sorted(self._owned)
+        return sorted(shard for shard, hold in self._holds.items() if hold.live)
 
     @property
     def turning(self) -> bool:
@@ -116,16 +146,15 @@ class Shards:
         self._stopping.set()
 
     async def run(self, own: Own) -> None:
-        """Own what falls to us, until `stop`. A piece of work that raises is begun anew later."""
+        """Own what falls to us, until `stop`. Work that ends or raises is begun anew next turn."""
         ledger = self._store.ledger(ASYNC)
         try:
             while not self._stopping.is_set():
                 self._turned_at = ASYNC.now()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(self._turn_s, self._terms.lease_s)):
-                        await self._turn(ledger, own)
+                await self._turn(ledger, own)
                 await self._rest()
         finally:
+            self._turned_at = None
             await self._leave(ledger)
 
     async def _rest(self) -> None:
@@ -133,124 +162,158 @@ class Shards:
             async with asyncio.timeout(self._turn_s):
                 await self._stopping.wait()
 
+    # --- keeping it -------------------------------------------------------------------------
+
+    async def _keep(self, ledger: StoreLedger, hold: Hold) -> None:
+        """Renew it, apart from the turns and from the others: what is slow may cost only itself."""
+        pause_s = self._turn_s
+        while hold.wanted:
+            await ASYNC.sleep(pause_s)
+            pause_s = self._turn_s if await self._renew(ledger, hold) else self._turn_s / 4
+
+    async def _renew(self, ledger: StoreLedger, hold: Hold) -> bool:
+        sent = ASYNC.now()
+        try:
+            async with asyncio.timeout(self._terms.lease_s / 2):
+                verdict = await ledger.renew(hold.claim)
+        except (SemelError, TimeoutError) as error:
+            self._heard(error)
+            return False
+        if isinstance(verdict, Kept):
+            hold.renewed(sent)
+        else:
+            hold.lost()
+        return True
+
     # --- one turn ---------------------------------------------------------------------------
 
     async def _turn(self, ledger: StoreLedger, own: Own) -> None:
+        """See who is there, and take and leave what follows from that."""
         try:
-            await self._renew(ledger)
-            if self._seat is None:
-                self._seat = await self._sit_down(ledger)
-            ours = await self._ours(ledger)
-            self._let_go(ledger, [s for s in self._owned if s not in ours])
-            await self._take(ledger, [s for s in sorted(ours) if s not in self._owned], own)
-        except SemelError as error:
-            log.warning("semel: %s: the store of the shards did not answer: %s", self._name, error)
-        self._drop_dead()
+            async with asyncio.timeout(self._terms.lease_s):
+                ours = await self._ours(ledger)
+                for shard, hold in self._holds.items():
+                    if shard not in ours:
+                        hold.end(self._grace_s)
+                wanted = [shard for shard in ours if shard not in self._holds]
+                await _all([self._take(ledger, shard, own) for shard in wanted])
+        except (SemelError, TimeoutError) as error:
+            self._heard(error)
+        else:
+            self._heard(None)
 
-    async def _renew(self, ledger: StoreLedger) -> None:
-        holds = [hold for hold, _ in self._owned.values()]
-        holds += [self._seat] if self._seat else []
-        await asyncio.gather(*(self._renew_one(ledger, hold) for hold in holds))
-
-    async def _renew_one(self, ledger: StoreLedger, hold: Hold) -> None:
-        """A lease whose renewal failed may still be ours, until it runs out."""
-        sent = ASYNC.now()
-        with contextlib.suppress(SemelError):
-            if isinstance(await ledger.renew(hold.claim), Kept):
-                hold.renewed(sent)
-            else:
-                hold._good_until = 0.0  # noqa: SLF001 - one module, one story
-
-    async def _sit_down(self, ledger: StoreLedger) -> Hold | None:
-        for seat in range(self._count):
-            if hold := await self._claim(ledger, f"seat {seat}", seat):
-                return hold
-        return None  # more of us than shards: we wait until somebody leaves
-
-    async def _ours(self, ledger: StoreLedger) -> set[int]:
+    async def _ours(self, ledger: StoreLedger) -> Sequence[int]:
         """The shards that fall to us, by where everybody sits."""
-        if self._seat is None:
-            return set()
-        keys = [self._key(f"seat {seat}") for seat in range(self._count)]
-        seen = await asyncio.gather(*(ledger.look(key.id) for key in keys))
-        taken = [seat for seat, record in enumerate(seen) if record and _is_live(record)]
-        self.members = len(taken)
-        if self._seat.shard not in taken:
-            return set()
-        rank = taken.index(self._seat.shard)
-        return {shard for shard in range(self._count) if shard % len(taken) == rank}
+        seen = await _all([ledger.look(self._key(f"seat {n}").id) for n in range(self._count)])
+        taken = {n: record for n, record in enumerate(seen) if record and _is_live(record)}
+        mine = await self._sit(ledger, taken)
+        seats = sorted({*taken} if mine is None else {*taken, mine})
+        self.members = len(seats)
+        return [] if mine is None else range(seats.index(mine), self._count, len(seats))
 
-    async def _take(self, ledger: StoreLedger, wanted: Iterable[int], own: Own) -> None:
-        holds = await asyncio.gather(*(self._claim(ledger, f"shard {s}", s) for s in wanted))
-        for hold in holds:
-            if hold is not None:
-                log.info("semel: %s: took shard %d, fence %d", self._name, hold.shard, hold.fence)
-                self._owned[hold.shard] = hold, asyncio.create_task(self._work(hold, own))
+    async def _sit(self, ledger: StoreLedger, taken: dict[int, Record]) -> int | None:
+        """Our seat; None where there are more of us than shards, and we wait for one to leave."""
+        seat = self._seat
+        if seat is not None:
+            record = taken.get(seat.shard)
+            if seat.live and record is not None and record.attempt == seat.claim.attempt:
+                return seat.shard
+            self._seat = None
+            seat.lost()
+            self._begin(self._release(ledger, seat.claim))
+        for n in range(self._count):
+            if n not in taken and (seat := await self._claim(ledger, f"seat {n}", n)):
+                self._seat = seat
+                return n
+        return None
+
+    async def _take(self, ledger: StoreLedger, shard: int, own: Own) -> None:
+        hold = await self._claim(ledger, f"shard {shard}", shard)
+        if hold is not None:
+            log.info("semel: %s: took shard %d, fence %d", self._name, shard, hold.fence)
+            self._holds[shard] = hold
+            self._begin(self._tend(ledger, hold, own))
 
     async def _claim(self, ledger: StoreLedger, what: str, shard: int) -> Hold | None:
-        sent = ASYNC.now()
-        answer = await ledger.claim(self._key(what), attempt=new_attempt(), terms=self._terms)
-        return Hold(shard, answer.claim, sent) if isinstance(answer, Won) else None
+        sent, key, attempt = ASYNC.now(), self._key(what), new_attempt()
+        try:
+            answer = await ledger.claim(key, attempt=attempt, terms=self._terms)
+        except (SemelError, asyncio.CancelledError):
+            # It may have been won all the same, and would be nobody's for a whole lease.
+            self._begin(self._release(ledger, Claim(key, attempt, b"", self._terms)))
+            raise
+        if not isinstance(answer, Won):
+            return None
+        hold = Hold(shard, answer.claim, sent)
+        hold.tasks.append(self._begin(self._keep(ledger, hold)))
+        return hold
 
     def _key(self, what: str) -> Key:
         return make_key(f"{self._name} {what}", operation="semel.shards", per_operation=True)
 
-    async def _work(self, hold: Hold, own: Own) -> None:
+    def _heard(self, error: Exception | None) -> None:
+        """An outage is told once, and its end."""
+        if error is not None and not self._silent:
+            log.warning(
+                "semel: %s: the store of the shards does not answer: %s",
+                self._name,
+                str(error) or type(error).__name__,
+            )
+        elif error is None and self._silent:
+            log.warning("semel: %s: the store of the shards answers again", self._name)
+        self._silent = error is not None
+
+    # --- working, and letting go ------------------------------------------------------------
+
+    async def _tend(self, ledger: StoreLedger, hold: Hold, own: Own) -> None:
+        """Have it worked on, until that ends, by itself or by its time; then let go of it."""
+        work = asyncio.create_task(own(hold))
+        hold.tasks.append(work)
+        while not work.done() and hold.left_s > 0:
+            await asyncio.wait([work], timeout=hold.left_s)
+        if not work.done():
+            log.warning("semel: %s: shard %d is lost, or took too long", self._name, hold.shard)
+        hold.over()
+        await asyncio.wait([work])
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.error("semel: %s: work on shard %d ended", self._name, hold.shard, exc_info=error)
         try:
-            await own(hold)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("semel: %s: work on shard %d ended", self._name, hold.shard)
-
-    # --- letting go -------------------------------------------------------------------------
-
-    def _drop_dead(self) -> None:
-        """Shards that are lost, or whose work has ended by itself."""
-        for shard, (hold, task) in list(self._owned.items()):
-            if task.done() and hold.left_s > 0:
-                hold.ending.set()
-            if hold.left_s <= 0:
-                log.warning("semel: %s: lost shard %d", self._name, shard)
-                hold.ending.set()
-                task.cancel()
-                del self._owned[shard]
-        if self._seat is not None and self._seat.left_s <= 0:
-            self._seat = None
-
-    def _let_go(self, ledger: StoreLedger, shards: Iterable[int]) -> None:
-        ended = [s for s, (_, task) in self._owned.items() if task.done()]
-        leaving = [self._owned.pop(shard) for shard in {*shards, *ended}]
-        for hold, task in leaving:
-            hold.ending.set()
-            # In the background: the shards that stay ours are to be renewed meanwhile.
-            self._leaving.add(handing := asyncio.create_task(self._hand_over(ledger, hold, task)))
-            handing.add_done_callback(self._leaving.discard)
-
-    async def _hand_over(self, ledger: StoreLedger, hold: Hold, task: asyncio.Task[None]) -> None:
-        """When the work has been put down, or its time for that is over, by then without it."""
-        until = ASYNC.now() + max(self._grace_s, hold.left_s)
-        while not task.done() and (left_s := min(hold.left_s, until - ASYNC.now())) > 0:
-            await asyncio.wait([task], timeout=min(self._turn_s, left_s))
-            if not task.done() and hold.left_s < until - ASYNC.now():
-                await self._renew_one(ledger, hold)
-        task.cancel()
-        await _quietly(ledger.release(hold.claim))
+            await self._release(ledger, hold.claim)
+        finally:
+            del self._holds[hold.shard]
 
     async def _leave(self, ledger: StoreLedger) -> None:
-        self._let_go(ledger, list(self._owned))
-        if self._leaving:
-            await asyncio.wait(self._leaving)
-        if self._seat is not None:
-            await _quietly(ledger.release(self._seat.claim))
-            self._seat = None
+        for hold in self._holds.values():
+            hold.end(self._grace_s)
+        seat, self._seat = self._seat, None
+        if seat is not None:  # first, so that the others take each shard as it is put down
+            seat.over()
+            await self._release(ledger, seat.claim)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _release(self, ledger: StoreLedger, claim: Claim) -> None:
+        """A courtesy: a lease that is not released runs out."""
+        with contextlib.suppress(SemelError, TimeoutError):
+            async with asyncio.timeout(self._terms.lease_s):
+                await ledger.release(claim)
 
 
 def _is_live(record: Record) -> bool:
     return record.state is State.PENDING and record.lease_until > record.seen_at
 
 
-async def _quietly(work: Awaitable[Any]) -> None:
-    """Letting go is a courtesy: a lease that is not released runs out."""
-    with contextlib.suppress(SemelError):
-        await work
+async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Every answer, or the first error once all are through: none goes on unseen."""
+    answers: list[T] = []
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        answers.append(answer)
+    return answers
