@@ -110,10 +110,10 @@ async def move_mark(link: Link, name: str, position: int) -> None:
     await link.change(update, [position, *link.dialect.now_param(), name])
 
 
-async def swept(link: Link, lock: str = "") -> int:
-    """Up to where rows may have been deleted. The row is there once a shard was taken."""
-    position = await mark(link, SWEPT, lock)
-    if position is None and lock:
+async def swept(link: Link, lock: str | None = None) -> int:
+    """Up to where rows may have been deleted. With a lock, the row is there afterwards."""
+    position = await mark(link, SWEPT, lock or "")
+    if position is None and lock is not None:
         await make_mark(link, SWEPT, 0)
         position = await mark(link, SWEPT, lock)
     return position or 0
