@@ -346,7 +346,7 @@ class BrokerContract:
             deadline=None,
             database=None,
             suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-        )(given(st.lists(moves(), max_size=25))(sync_play))
+        )(given(st.lists(moves(), min_size=10, max_size=30))(sync_play))
         await asyncio.to_thread(check)
 
     # --- the tail ---------------------------------------------------------------------------

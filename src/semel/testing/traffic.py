@@ -236,6 +236,6 @@ class Traffic:
         return again
 
     async def _ack(self, reader: Reader, count: int) -> None:
-        """Not the oldest ones only: handlers end in any order."""
-        order = sorted(reader.in_hand, key=lambda position: (position // 2 % 2, position))
+        """The newest first: handlers end in any order."""
+        order = sorted(reader.in_hand, reverse=True)
         await reader.consumer.ack([reader.in_hand.pop(position) for position in order[:count]])
