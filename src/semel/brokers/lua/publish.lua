@@ -1,8 +1,9 @@
 -- Append a batch, all of it or nothing: every check comes before the first entry.
 --
 -- ARGV: fence, position and id that the batch follows, target length ('' for no limit), '1' where
---       groups have to be there first, how many messages, position and id of the last one; then for
---       each message its entry id, the number of its words, and the words
+--       groups have to be there first, how many messages, position and id of the last one, the name
+--       of an entry's only field or ''; then for each message its entry id and that field, or the
+--       number of its words and the words
 -- Answers: {'taken'}, {'fenced', fence}, {'absent'} no stream, {'strange', position} not ours,
 --          {'behind', position, id}, {'forked', position, id}, {'ahead', position, id} the stream
 --          has more than the batch follows, {'full', length, slowest group}, {'oom', length}
@@ -52,9 +53,10 @@ if target and length + count > target and (length >= 2 * target or length >= ton
   local over = math.min(length + count - target, MOST)
   local lowest, whose = needed()
   local spare = 0
-  if whose then
-    local last = string.format('(%.0f-0', lowest)
-    spare = #call('XRANGE', stream, '-', last, 'COUNT', over)
+  if whose and length - over >= at + 1 - lowest then
+    spare = over -- there are no more entries than positions from the lowest on
+  elseif whose then
+    spare = #call('XRANGE', stream, '-', string.format('(%.0f-0', lowest), 'COUNT', over)
   end
   if spare > 0 then
     length = length - spare
@@ -67,15 +69,24 @@ elseif target and retry then
 end
 
 -- Only the first entry can be refused for want of memory: behind a write, Redis lets the rest pass.
-local add, from, all = redis.pcall, 9, #ARGV
-while from < all do
-  local to = from + 1 + ARGV[from + 1]
-  local reply = add('XADD', stream, ARGV[from], unpack(ARGV, from + 2, to))
-  if type(reply) == 'table' then
-    if string.find(reply.err, 'OOM', 1, true) then return {'oom', length} end
-    return reply
+local add, problem = redis.pcall, nil
+local function put(...)
+  local reply = add('XADD', stream, ...)
+  if type(reply) == 'table' then problem = reply end
+  add = call
+  return not problem
+end
+
+local field, from, all = ARGV[9], 10, #ARGV
+if field ~= '' then
+  while from < all and put(ARGV[from], field, ARGV[from + 1]) do from = from + 2 end
+else
+  while from < all and put(ARGV[from], unpack(ARGV, from + 2, from + 1 + ARGV[from + 1])) do
+    from = from + 2 + ARGV[from + 1]
   end
-  add, from = call, to + 1
+end
+if problem then
+  return string.find(problem.err, 'OOM', 1, true) and {'oom', length} or problem
 end
 call('HSET', helper, 'fence', ARGV[1], 'position', ARGV[7], 'id', ARGV[8], 'retry', again)
 return {'taken'}

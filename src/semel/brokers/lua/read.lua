@@ -17,6 +17,8 @@ local given = redis.pcall(
   'XREADGROUP', 'GROUP', group, ARGV[4], 'COUNT', ARGV[5], 'STREAMS', stream, '>'
 )
 if not given then
+  -- A server that has lost its last writes may have lost this one. It can wait if memory is short.
+  if stored ~= mine then redis.pcall('HSET', helper, 'owner:' .. group, mine) end
   return {'none', named(call('XINFO', 'STREAM', stream))['last-generated-id']}
 end
 if given.err then
@@ -25,6 +27,5 @@ if given.err then
 end
 local entries = given[1][2]
 local said = ARGV[6] .. ' ' .. entries[1][1] .. ' ' .. entries[#entries][1]
--- The owner too: a server that has lost its last writes may have lost that one.
 call('HSET', helper, 'read:' .. group, said, 'owner:' .. group, mine)
 return {'given', entries}

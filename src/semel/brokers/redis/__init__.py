@@ -34,6 +34,7 @@ from semel.messages import (
     Full,
     GroupBacklog,
     Receipt,
+    Refused,
     Tail,
     Taken,
 )
@@ -48,7 +49,7 @@ except ImportError as error:
 
 from semel.brokers.redis import scripts
 from semel.brokers.redis.consumer import RedisConsumer
-from semel.brokers.redis.entries import Mode, TooLarge, event_id, position_of, write
+from semel.brokers.redis.entries import EVENT, Mode, event_id, position_of, write
 from semel.brokers.redis.link import Link
 from semel.brokers.redis.scripts import Stream, stream_of
 
@@ -110,14 +111,14 @@ class RedisBroker:
         stream = self._stream(batch.topic, batch.shard)
         if stream not in self._declared:
             await self._declare(stream)
-        words, count, refused = write(batch.messages, self._mode, self._most)
-        if isinstance(refused, TooLarge) and self._most == SURELY_TAKEN:
+        words, count, unfit = write(batch.messages, self._mode, self._most)
+        if unfit is not None and unfit.is_large and self._most == SURELY_TAKEN:
             await self._ask_how_much(stream)
-            words, count, refused = write(batch.messages, self._mode, self._most)
-        if refused is not None:
-            batch = replace(batch, messages=batch.messages[:count])
-        receipt = await self._append(stream, batch, words)
-        return refused if refused is not None and isinstance(receipt, Taken) else receipt
+            words, count, unfit = write(batch.messages, self._mode, self._most)
+        if unfit is None:
+            return await self._append(stream, batch, words)
+        receipt = await self._append(stream, replace(batch, messages=batch.messages[:count]), words)
+        return Refused(unfit.message, unfit.why) if isinstance(receipt, Taken) else receipt
 
     async def _append(self, stream: Stream, batch: Batch, words: Sequence[Any]) -> Receipt:
         what, *said = await self._link.ask(self._publishing(stream, batch, words))
@@ -142,7 +143,7 @@ class RedisBroker:
             case b"oom":
                 return Full(said[0], "Redis is out of memory: raise maxmemory, or lower maxlen")
             case unknown:
-                raise RuntimeError(unknown)
+                raise RuntimeError(f"the script answered {unknown!r}")
 
     def _publishing(self, stream: Stream, batch: Batch, words: Sequence[Any]) -> Any:
         last = batch.messages[-1] if batch.messages else batch.follows
@@ -156,6 +157,7 @@ class RedisBroker:
             len(batch.messages),
             last.position,
             last.id,
+            EVENT if self._mode == "structured" else "",
             *words,
         )
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from semel.cloudevents import NotAnEventError, from_binary, from_json, to_binary, to_json
-from semel.messages import Delivery, Message, Refused
+from semel.messages import Delivery, Message
+from semel.values import value
 
 Mode: TypeAlias = Literal["structured", "binary"]
 
@@ -27,42 +28,41 @@ def position_of(id: bytes) -> int:
 # --- writing ------------------------------------------------------------------------------------
 
 
-class TooLarge(Refused):
-    """A message with a field of more bytes than Redis is known to take."""
+@value
+class Unfit:
+    """A message that Redis would not take, however often it is asked."""
 
-    __slots__ = ()
+    message: Message
+    why: str
+    is_large: bool = False
 
 
 def write(
     messages: Iterable[Message], mode: Mode, most: int
-) -> tuple[list[Any], int, Refused | None]:
-    """For each message its entry's id, the number of its words, and those; and how many there are.
-
-    They end before the first that Redis would not take.
-    """
+) -> tuple[list[Any], int, Unfit | None]:
+    """What the script is told of each message, up to an unfit one, and how many that are."""
     words: list[Any] = []
     count = 0
     for message in messages:
         try:
-            fields = _fields(message, mode)
+            *before, body = _words(message, mode)
         except UnicodeEncodeError as error:
-            return words, count, Refused(message, f"it cannot be written as UTF-8: {error}")
-        if (size := len(fields[-1])) > most:
-            why = f"it has {size} bytes, and Redis takes {most} (proto-max-bulk-len)"
-            return words, count, TooLarge(message, why)
-        words += (f"{message.position}-0", len(fields))
-        words += fields
+            return words, count, Unfit(message, f"it cannot be written as UTF-8: {error}")
+        if len(body) > most:
+            why = f"it has {len(body)} bytes, and Redis takes {most} (proto-max-bulk-len)"
+            return words, count, Unfit(message, why, is_large=True)
+        words += (f"{message.position}-0", *before, body)
         count += 1
     return words, count, None
 
 
-def _fields(message: Message, mode: Mode) -> Sequence[Any]:
-    """The largest, the document or the data, comes last."""
+def _words(message: Message, mode: Mode) -> Sequence[Any]:
+    """The document alone, or how many words come, attributes by turns, and the data."""
     if mode == "structured":
-        return EVENT, to_json(message).encode()
+        return (to_json(message).encode(),)
     attributes, body = to_binary(message)
     flat = [word.encode() for pair in attributes.items() for word in pair]
-    return [*flat, DATA, body]
+    return (len(flat) + 2, *flat, DATA, body)
 
 
 # --- reading ------------------------------------------------------------------------------------

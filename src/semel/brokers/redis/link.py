@@ -36,9 +36,10 @@ class Link:
         try:
             return await self._line.call(call)
         except CorruptRecordError as error:
+            name = call.key.decode()
             raise BrokerUnavailableError(
-                f"the Redis key {call.key.decode()!r} holds something that is no stream of ours "
-                f"({error.__cause__ or 'of another type'}): give the topic another name"
+                f"the Redis key {name!r} is no stream, or 'semel:{{{name}}}:broker' beside it no "
+                f"hash: look at them (redis-cli type ...), or give the topic another name"
             ) from error
         except StoreUnavailableError as error:
             raise BrokerUnavailableError(str(error)) from error
@@ -48,18 +49,18 @@ class Link:
 
         A bell only: whoever hears it looks. Where it cannot be heard, a moment passes instead.
         """
-        ms = max(1, round(min(wait_s, self._longest_s) * 1000))
-        words = ("XREAD", "COUNT", 1, "BLOCK", ms, "STREAMS", key, after)
         line = self._line
         try:
-            await line.ask(line.server_of(key), *words)
+            server = line.server_of(key)
+            ms = max(1, round(min(wait_s, self._silence_s(server)) * 1000))
+            await line.ask(server, "XREAD", "COUNT", 1, "BLOCK", ms, "STREAMS", key, after)
         except BROKEN:
             await ASYNC.sleep(min(wait_s, POLL_S))
 
-    @property
-    def _longest_s(self) -> float:
-        """How long Redis may stay silent on a call without being taken for dead, halved."""
-        return self._timeout_s / 2
+    def _silence_s(self, server: Any) -> float:
+        """How long a server may say nothing without being taken for dead, halved."""
+        settings = getattr(server, "connection_pool", server).connection_kwargs
+        return min(self._timeout_s, settings.get("socket_timeout") or self._timeout_s) / 2
 
     async def setting(self, key: bytes, name: str) -> str | None:
         """A setting of the server that has this key; None when it does not tell."""

@@ -44,7 +44,7 @@ class Stream:
         return self.key.decode()
 
     def call(self, script: Script, *args: Any) -> Call:
-        words = (b"EVALSHA", script.sha, 2, self.key, self.helper, *args)
+        words: Any = (b"EVALSHA", script.sha, 2, self.key, self.helper, *args)
         return Call(script, self.key, hiredis.pack_command(words))
 
 
