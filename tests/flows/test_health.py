@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from http import HTTPStatus
 
 import pytest
@@ -141,13 +140,13 @@ async def test_closing_waits_for_nobody():
      "localhost:1/healthz", "localhost:99999"],
 )  # fmt: skip
 async def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(SettingsError, match="is not HOST:PORT; write 127.0.0.1:8080"):
+    with pytest.raises(SettingsError, match="is not HOST:PORT; write"):
         async with listening(address, {}):
             pass
 
 
 async def test_an_address_that_is_taken_is_refused(small):
-    with pytest.raises(SettingsError, match="cannot listen at 127.0.0.1:.*choose another"):
+    with pytest.raises(SettingsError, match=r"cannot listen at 127\.0\.0\.1:.*choose another"):
         async with listening(small.removeprefix("http://"), {}):
             pass
 
