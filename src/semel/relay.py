@@ -100,7 +100,8 @@ class Relay:
 
     `name` tells relays of the same outbox apart that publish to different brokers. `source` is the
     CloudEvents source of everything published. `keep_s`: for how long rows stay after they are
-    published; None keeps them until somebody else deletes them.
+    published; None keeps them until somebody else deletes them. `reader` stands for the outbox in
+    tests.
     """
 
     def __init__(
@@ -115,16 +116,19 @@ class Relay:
         idle_s: float = IDLE_S,
         keep_s: float | None = KEEP_S,
         notify: bool = False,
+        reader: OutboxReader | None = None,
     ) -> None:
         from semel.stores.sql import SQLStore
         from semel.stores.sql.outbox_reading import OutboxReader
 
-        self._opened = not isinstance(store, SQLStore)
-        self._store = SQLStore(store) if self._opened else store
+        self._opened = reader is None and not isinstance(store, SQLStore)
+        self._store: SQLStore = (
+            store if reader is not None or isinstance(store, SQLStore) else SQLStore(store)
+        )
         self.name = name
         self.broker = broker
         self.batch = batch
-        self.reader: OutboxReader = OutboxReader(
+        self.reader = reader or OutboxReader(
             self._store, name=name, shards=broker.shards, source=source
         )
         self.circuit = Circuit(f"relay {name}")
@@ -266,12 +270,29 @@ class Relay:
                 )
 
 
+class _PutDownError(Exception):
+    """The shard is to be handed over, or its lease has run out."""
+
+
 class _LostError(Exception):
     """A later owner of the shard is at work."""
 
 
 class _ForkedError(Exception):
     """The outbox and the broker tell different stories."""
+
+
+@value
+class _Sent:
+    """What became of a batch: the topic's tail, and where a lane of its own begins.
+
+    `had` is what the broker had, where it has lost that.
+    """
+
+    topic: str
+    tail: Tail
+    lane: int | None = None
+    had: Tail | None = None
 
 
 class _Shard:
@@ -285,8 +306,8 @@ class _Shard:
         self._cursor: Cursor
         self._read_at = -1
         """The news up to which everything was read."""
-        self._ahead: asyncio.Task[Page] | None = None
-        """The page behind the one that is being published."""
+        self._ahead: tuple[int, asyncio.Task[Page]] | None = None
+        """The page behind the one that is being published, and how far it may go."""
         self._again_at: dict[str, tuple[float, float]] = {}
         """By topic that is full: when to ask again, and the pause after that."""
         self._compared_at = -COMPARE_EVERY_S
@@ -301,6 +322,8 @@ class _Shard:
                     await self._relay.circuit.wait(self._hold.ending, self._hold.shard)
                 except _ForkedError as fork:
                     await self._stand_still(str(fork))
+        except _PutDownError:
+            pass
         except _LostError as lost:
             log.warning("semel: %s: shard %d: %s", self._relay.name, self._hold.shard, lost)
         finally:
@@ -331,6 +354,7 @@ class _Shard:
             for topic in list(self._cursor.lanes):
                 moved |= await self._lane_turn(topic)
             self._relay.circuit.passed(self._hold.shard)
+            self._relay.stopped.pop(self._hold.shard, None)
             if not moved:
                 await self._relay.until_news(since, self._hold, self._pause_s())
 
@@ -344,49 +368,45 @@ class _Shard:
     async def _main_turn(self, news: int) -> bool:
         if self._read_at == news:
             return False
-        page = await self._next_page(news)
-        if not page.more:
-            self._read_at = news
+        bound, page = await self._next_page(news)
+        if page.more:
+            self._read_ahead(page, bound)
+        else:
+            self._read_at = bound
         if not page.messages and page.upto == self._cursor.position:
             return False
-        if page.more:
-            self._read_ahead(page, news)
         by_topic: dict[str, list[Message]] = {}
         for message in page.messages:
             if message.topic not in self._cursor.lanes:
                 by_topic.setdefault(message.topic, []).append(message)
-        outcomes = await asyncio.gather(*(self._send(t, m) for t, m in by_topic.items()))
-        tails: dict[str, Tail] = {}
-        lanes: dict[str, int | None] = {}
-        for topic, tail, lane in outcomes:
-            tails[topic] = tail
-            if lane is not None:
-                lanes[topic] = lane
-        await self._advance(page.upto, tails, lanes)
+        sent = await _all([self._send(topic, some) for topic, some in by_topic.items()])
+        lanes = {one.topic: one.lane for one in sent if one.lane is not None}
+        await self._advance(page.upto, sent, lanes)
         return True
 
-    async def _next_page(self, news: int) -> Page:
+    async def _next_page(self, news: int) -> tuple[int, Page]:
+        """And how far it may have gone: one that was read ahead knows older news."""
         from semel.stores.sql.outbox_reading import Lane
 
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            return await ahead
+        if self._ahead is not None:
+            (bound, reading), self._ahead = self._ahead, None
+            return bound, await reading
         lane = Lane("", self._cursor.position)
-        return await self._reader.read(self._cursor, lane, limit=self._relay.batch, bound=news)
+        limit = self._relay.batch
+        return news, await self._reader.read(self._cursor, lane, limit=limit, bound=news)
 
-    def _read_ahead(self, page: Page, news: int) -> None:
+    def _read_ahead(self, page: Page, bound: int) -> None:
         from semel.stores.sql.outbox_reading import Lane
 
-        lane = Lane("", page.upto)
-        self._ahead = asyncio.create_task(
-            self._reader.read(self._cursor, lane, limit=self._relay.batch, bound=news)
-        )
+        lane, limit = Lane("", page.upto), self._relay.batch
+        reading = self._reader.read(self._cursor, lane, limit=limit, bound=bound)
+        self._ahead = bound, asyncio.create_task(reading)
 
     async def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            ahead[1].cancel()
+            await asyncio.gather(ahead[1], return_exceptions=True)
 
     # --- lanes of their own -----------------------------------------------------------------
 
@@ -403,14 +423,13 @@ class _Shard:
             limit=self._relay.batch,
             bound=self._cursor.position,
         )
-        tail, lane = self._cursor.tails.get(topic, Tail()), None
-        if page.messages:
-            _, tail, lane = await self._send(topic, page.messages)
+        sent = [await self._send(topic, page.messages)] if page.messages else []
+        lane = sent[0].lane if sent else None
         stays = lane if lane is not None else page.upto if page.more else None
+        await self._advance(self._cursor.position, sent, {topic: stays})
         if stays is None:
             self._let_rejoin(topic)
-        await self._advance(self._cursor.position, {topic: tail}, {topic: stays})
-        return lane is None
+        return topic not in self._again_at
 
     def _let_rejoin(self, topic: str) -> None:
         log.info("semel: %s: %s has caught up", self._relay.name, self._called(topic))
@@ -419,11 +438,10 @@ class _Shard:
 
     # --- the broker -------------------------------------------------------------------------
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> tuple[str, Tail, int | None]:
-        """Publish; the topic's tail then, and where a lane of its own begins if it needs one."""
+    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
         follows = self._cursor.tails.get(topic, Tail())
         if not self._hold.live:
-            raise _LostError("it was put down, or its lease ran out")
+            raise _PutDownError
         batch = Batch(topic, self._hold.shard, self._hold.fence, follows, messages)
         receipt = await self._broker.publish(batch)
         match receipt:
@@ -431,29 +449,37 @@ class _Shard:
                 self._relay.counts["published"] += added
                 self._relay.counts["repeated"] += len(messages) - added
                 self._again_at.pop(topic, None)
-                self._relay.stopped.pop(self._hold.shard, None)
-                return topic, Tail(messages[-1].position, messages[-1].id), None
+                return _Sent(topic, Tail(messages[-1].position, messages[-1].id))
             case Behind(tail):
-                await self._say_lost(topic, follows, tail)
-                return topic, tail, tail.position
+                return await self._rewound(topic, follows, tail)
             case Full(_, why):
                 self._hold_back(topic, why)
-                return topic, follows, messages[0].position - 1
+                return _Sent(topic, follows, messages[0].position - 1)
             case Fenced(fence):
                 raise _LostError(f"a later owner (fence {fence}) has published")
             case Forked(tail):
                 raise _ForkedError(self._fork(topic, tail))
             case Refused(message, why):
-                return topic, *self._refused(topic, messages, message, why)
+                return self._refused(topic, messages, message, why)
+
+    async def _rewound(self, topic: str, had: Tail, tail: Tail) -> _Sent:
+        """The broker has lost its tail: where a lane begins that publishes it again."""
+        from semel.stores.sql.outbox_reading import Lane
+
+        lane = Lane(topic, max(0, tail.position - 1))
+        page = await self._reader.read(self._cursor, lane, limit=1, bound=tail.position)
+        if any(message.id != tail.id for message in page.messages):
+            raise _ForkedError(self._fork(topic, tail))
+        return _Sent(topic, tail, tail.position, had)
 
     def _refused(
         self, topic: str, messages: Sequence[Message], refused: Message, why: str
-    ) -> tuple[Tail, int | None]:
+    ) -> _Sent:
         self._hold_back(topic, f"the broker refuses event {refused.id}: {why}")
         before = [message for message in messages if message.position < refused.position]
         last = self._cursor.tails.get(topic, Tail())
         tail = Tail(before[-1].position, before[-1].id) if before else last
-        return tail, refused.position - 1
+        return _Sent(topic, tail, refused.position - 1)
 
     def _fork(self, topic: str, tail: Tail) -> str:
         return (
@@ -463,17 +489,18 @@ class _Shard:
             "or delete the broker's stream to have it filled anew from the outbox"
         )
 
-    async def _say_lost(self, topic: str, follows: Tail, tail: Tail) -> None:
+    async def _say_lost(self, sent: _Sent, had: Tail) -> None:
+        """After its lane is written down: from then on nothing of it is swept."""
         swept = await self._reader.swept_to()
         log.error(
             "semel: %s: the broker has lost the end of %s, from position %d back to %d; what the "
             "outbox still has is published again%s",
             self._relay.name,
-            self._called(topic),
-            follows.position,
-            tail.position,
+            self._called(sent.topic),
+            had.position,
+            sent.tail.position,
             f". Events up to {swept} may be deleted there and are lost"
-            if swept > tail.position
+            if swept > sent.tail.position
             else "",
         )
 
@@ -494,32 +521,46 @@ class _Shard:
         if ASYNC.now() - self._compared_at < COMPARE_EVERY_S:
             return
         self._compared_at = ASYNC.now()
-        tails: dict[str, Tail] = {}
+        lost: list[_Sent] = []
         for topic, known in self._cursor.tails.items():
             tail = await self._broker.tail(topic, self._hold.shard)
             if tail is not None and tail.position < known.position:
-                if topic not in self._cursor.lanes:
-                    await self._say_lost(topic, known, tail)
-                tails[topic] = tail
-        if tails:
-            lanes = {topic: tail.position for topic, tail in tails.items()}
-            await self._drop_ahead()
-            await self._advance(self._cursor.position, tails, lanes)
+                lost.append(await self._rewound(topic, known, tail))
+        if lost:
+            lanes = {one.topic: one.lane for one in lost}
+            await self._advance(self._cursor.position, lost, lanes)
 
     # --- the cursor -------------------------------------------------------------------------
 
     async def _advance(
-        self, position: int, tails: Mapping[str, Tail], lanes: Mapping[str, int | None]
+        self, position: int, sent: Sequence[_Sent], lanes: Mapping[str, int | None]
     ) -> None:
+        tails = {one.topic: one.tail for one in sent}
         cursor = await self._reader.advance(
             self._cursor, position=position, tails=tails, lanes=lanes
         )
         if cursor is None:
             raise _LostError("a later owner has moved its cursor")
         self._cursor = cursor
+        for one in sent:
+            if one.had is not None:
+                await self._say_lost(one, one.had)
 
     def _forget_status(self) -> None:
         self._relay.stopped.pop(self._hold.shard, None)
         for shard, topic in list(self._relay.held):
             if shard == self._hold.shard:
                 del self._relay.held[shard, topic]
+
+
+async def _all(sends: Sequence[Coroutine[Any, Any, _Sent]]) -> list[_Sent]:
+    """What became of each, or the first error: when all are through, so that none is left behind.
+
+    A batch that is still on its way when it is published again could arrive behind later ones.
+    """
+    sent: list[_Sent] = []
+    for one in await asyncio.gather(*sends, return_exceptions=True):
+        if isinstance(one, BaseException):
+            raise one
+        sent.append(one)
+    return sent
