@@ -20,15 +20,15 @@ QUICK = Effort(rounds=3, block_s=0.02)
 USUAL = Effort(rounds=15, block_s=0.06)
 FULL = Effort(rounds=41, block_s=0.1)
 
-VOLUME, HTTP = "volume", "http"
+VOLUME, HTTP, OUTBOX = "volume", "http", "outbox"
 
 
 def main() -> int:
-    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP]
+    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP, OUTBOX]
     wishes = _parsed(names)
     chosen = wishes.scenarios or names
-    if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], [HTTP])):
-        raise SystemExit("--write-docs needs every scenario, or http alone, and not --quick")
+    if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], [HTTP], [OUTBOX])):
+        raise SystemExit("--write-docs needs every scenario, or http or outbox, and not --quick")
     if HTTP in chosen:
         http_load.wrk()  # missing, it is better missed now than after ten minutes
     report = Report(_facts())
@@ -40,6 +40,8 @@ def main() -> int:
             report.add_volume(places, wishes)
         if HTTP in chosen:
             report.add_http(places, wishes)
+        if OUTBOX in chosen:
+            report.add_outbox(places, wishes)
     report.close(wishes)
     return 0
 
@@ -97,6 +99,7 @@ class Report:
         self._facts = facts
         self._guards = Part(table.write_docs)
         self._http = Part(http_table.write_docs)
+        self._outbox = Part(_write_outbox)
         self._plain: list[Any] = []
         self._disturbed: list[str] = []
         self._start = time.monotonic()
@@ -135,6 +138,16 @@ class Report:
         self._note(self._http, "HTTP", others)
         self._plain.append(http_table.plain(found, memory))
 
+    def add_outbox(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
+        from bench import outbox_bench
+
+        others = machine.Others()
+        found = outbox_bench.run(places, outbox_bench.EFFORTS[_size(wishes)])
+        self._outbox.say(found.text)
+        self._note(self._outbox, "Outbox", others)
+        self._outbox.verdicts += found.verdicts
+        self._plain.append(found.plain)
+
     def _note(self, part: Part, title: str, others: machine.Others) -> None:
         cores = others.cores()
         if cores is None:
@@ -144,7 +157,7 @@ class Report:
             self._disturbed.append(title)
 
     def close(self, wishes: argparse.Namespace) -> None:
-        for part in (self._guards, self._http):
+        for part in (self._guards, self._http, self._outbox):
             if part.verdicts:
                 part.say(table.summary(part.verdicts))
         if wishes.json:
@@ -159,9 +172,13 @@ class Report:
                 f"{DOCS.name} was left as it is: other processes used more than "
                 f"{machine.QUIET_CORES} cores during {'; '.join(self._disturbed)}"
             )
-        for part in (self._guards, self._http):
+        for part in (self._guards, self._http, self._outbox):
             if part.text:
                 part.write(DOCS, "\n\n".join([self._facts, *part.text]))
+
+
+def _write_outbox(path: Path, text: str) -> None:
+    table.write_docs(path, text, "outbox")
 
 
 def _size(wishes: argparse.Namespace) -> str:

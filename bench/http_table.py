@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import http_load, http_memory
+from bench import http_load, http_memory, table
 from bench.http_bench import BARE, OURS, PEER, Case, Result, Target, ratios
 from bench.http_load import Phase
 from bench.http_memory import Taken
@@ -150,14 +150,6 @@ def plain(found: Mapping[Case, Sequence[Result]], memory: Sequence[Taken]) -> di
     }
 
 
-BEGIN, END = "<!-- bench http: begin -->", "<!-- bench http: end -->"
-
-
 def write_docs(path: Path, text: str) -> None:
     """Put these tables where the last ones of the HTTP scenario were."""
-    page = path.read_text("utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path} has no place for the HTTP tables: {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+    table.write_docs(path, text, "http")

@@ -138,14 +138,13 @@ def plain(scenario: Scenario, results: list[Result]) -> dict[str, Any]:
     }
 
 
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-
-
-def write_docs(path: Path, text: str) -> None:
-    """Put the tables where the last ones were."""
+def write_docs(path: Path, text: str, of: str = "") -> None:
+    """Put the tables where the last ones were; `of` names a scenario with a place of its own."""
+    called = f"bench {of}" if of else "bench"
+    opening, closing = f"<!-- {called}: begin -->", f"<!-- {called}: end -->"
     page = path.read_text("utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(opening)
+    _, end, after = rest.partition(closing)
     if not begin or not end:
-        raise SystemExit(f"{path} has no place for the tables: {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+        raise SystemExit(f"{path} has no place for the tables: {opening} ... {closing}")
+    path.write_text(f"{before}{opening}\n\n{text}\n\n{closing}{after}", "utf-8")
