@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ class Relay:
         beside: list[asyncio.Task[None]] = []
         try:
             await self._reach()
-            beside += [asyncio.create_task(self._or_end(w)) for w in (self._watch(), self._sweep())]
+            beside += [asyncio.create_task(self._or_end(w)) for w in (self._watch, self._sweep)]
             await self._shards.run(self._own)
         finally:
             for task in beside:
@@ -182,10 +182,10 @@ class Relay:
                 break
         self.circuit.passed("outbox")
 
-    async def _or_end(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _or_end(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work; a mistake in the settings ends the relay."""
         try:
-            await work
+            await work()
         except SettingsError as error:
             self._fault = self._fault or error
             self.stop()
@@ -205,7 +205,7 @@ class Relay:
         )
 
     async def _own(self, hold: Hold) -> None:
-        await self._or_end(_Shard(self, hold).run())
+        await self._or_end(_Shard(self, hold).run)
 
     # --- news -------------------------------------------------------------------------------
 
