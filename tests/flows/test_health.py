@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import sys
 from http import HTTPStatus
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from semel.errors import SettingsError
-from semel.health import server
+from semel.brokers import MemoryBroker
+from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
+from semel.health import serve, server, watch
 from semel.health.server import Answer, listening
+from semel.inbox import MemoryInbox
+from semel.messages import Forked, Full, Tail
+from semel.relay import Relay
+from semel.stores.sql import SQLStore, schema
+from semel.stores.sql.outbox_reading import OutboxReader
+from semel.worker import Worker
+from support.relay_process import add
 
 
 async def ask(url, path="/ok", method="GET", *, raw=None):
@@ -153,3 +165,240 @@ async def test_an_address_that_is_taken_is_refused(small):
 
 def test_an_ipv6_address_may_be_given():
     assert server._parsed("[::1]:8080") == ("::1", 8080)
+
+
+# --- a relay ------------------------------------------------------------------------------------
+
+
+class Sulking(MemoryBroker):
+    """Answers for a topic what it was told to."""
+
+    def __init__(self):
+        super().__init__(shards=2)
+        self.says = {}
+
+    async def publish(self, batch):
+        answer = self.says.get(batch.topic)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer or await super().publish(batch)
+
+
+@pytest.fixture
+def database(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "FRESH_S", 0.0)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    schema.init(url)
+    return url
+
+
+@contextlib.asynccontextmanager
+async def running(part):
+    task = asyncio.create_task(part.run())
+    try:
+        yield
+    finally:
+        part.stop()
+        await task
+
+
+@contextlib.asynccontextmanager
+async def relaying(database, broker=None, **settings):
+    """A relay at work, and where it can be asked."""
+    store = SQLStore(database)
+    relay = Relay(store, broker or MemoryBroker(shards=2), lease_s=2.0, **settings)
+    async with serve(relay, at="127.0.0.1:0") as url, running(relay):
+        yield url
+    await store.aclose()
+
+
+async def until(url, path, met):
+    """Ask until the answer is as wanted; the body then, as JSON if it is."""
+    async with asyncio.timeout(20):
+        while True:
+            status, headers, body = await ask(url, path)
+            json_ = headers["Content-Type"] == "application/json"
+            told = json.loads(body) if json_ else metrics_in(body)
+            if met(status, told):
+                return told
+            await asyncio.sleep(0.02)
+
+
+def metrics_in(body):
+    """Each sample by its name and labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+async def test_a_relay_at_work_is_alive_ready_and_counted(database):
+    add(database, range(30))
+    async with relaying(database) as url:
+        told = await until(
+            url, "/metrics", lambda _, m: m.get(("semel_relay_unpublished", "default")) == 0
+        )
+        assert told == {
+            ("semel_relay_published_total", "default"): 30,
+            ("semel_relay_repeated_total", "default"): 0,
+            ("semel_relay_swept_total", "default"): 0,
+            ("semel_relay_lag_seconds", "default"): 0,
+            ("semel_relay_unpublished", "default"): 0,
+            ("semel_relay_shards", "default"): 2,
+            ("semel_relay_shards_owned", "default"): 2,
+            ("semel_relay_members", "default"): 1,
+            ("semel_relay_circuit_open", "default"): 0,
+        }
+        assert (await ask(url, "/healthz"))[::2] == (200, b"ok\n")
+        status, _, body = await ask(url, "/readyz")
+        assert status == 200
+        ready = json.loads(body)
+        assert (ready["ready"], ready["why"]) == (True, [])
+        [part] = ready["parts"]
+        assert (part["kind"], part["name"], part["owned"]) == ("relay", "default", [0, 1])
+        assert (part["published"], part["lag_s"], part["unpublished"]) == (30, 0.0, 0)
+
+
+async def test_a_topic_that_waits_is_told_and_keeps_nobody_from_being_ready(database):
+    broker = Sulking()
+    broker.says["slow"] = Full(9, "its readers are too far behind")
+    add(database, range(5), topic="slow", aggregates=1)
+    async with relaying(database, broker) as url:
+        held = ("semel_relay_topic_held", "default", "slow")
+        told = await until(url, "/metrics", lambda _, m: held in m)
+        assert told["semel_relay_lag_seconds", "default"] > 0
+        assert told["semel_relay_unpublished", "default"] == 5
+        assert (await ask(url, "/readyz"))[0] == 200
+        broker.says.clear()
+        await until(url, "/metrics", lambda _, m: held not in m)
+
+
+async def test_a_shard_that_stands_still_is_not_ready_and_says_why(database):
+    broker = Sulking()
+    broker.says["orders"] = Forked(Tail(7, "another"))
+    add(database, range(5), aggregates=1)
+    async with relaying(database, broker) as url:
+        told = await until(url, "/readyz", lambda status, _: status == 503)
+        assert "restored from an older copy" in told["why"][0]
+        [shard] = told["parts"][0]["stopped"]
+        assert (await samples(url))["semel_relay_shard_stopped", "default", shard] == 1
+        assert (await ask(url, "/healthz"))[0] == 200
+
+
+async def samples(url):
+    return metrics_in((await ask(url, "/metrics"))[2])
+
+
+async def test_a_broker_that_does_not_answer_is_an_open_circuit(database):
+    broker = Sulking()
+    broker.says["orders"] = BrokerUnavailableError("the broker is down")
+    add(database, range(5), aggregates=1)
+    async with relaying(database, broker) as url:
+        told = await until(url, "/readyz", lambda status, _: status == 503)
+        assert told["why"] == ["the broker is down"]
+        assert (await samples(url))["semel_relay_circuit_open", "default"] == 1
+        broker.says.clear()
+        await until(url, "/readyz", lambda status, _: status == 200)
+
+
+async def test_a_store_that_does_not_answer_is_not_ready_and_has_no_lag(database, monkeypatch):
+    async with relaying(database) as url:
+        await until(url, "/readyz", lambda status, _: status == 200)
+
+        async def down(_):
+            raise StoreUnavailableError("the store is down")
+
+        monkeypatch.setattr(OutboxReader, "lag", down)
+        status, _, body = await ask(url, "/readyz")
+        assert (status, json.loads(body)["why"]) == (503, ["the store is down"])
+        assert ("semel_relay_lag_seconds", "default") not in await samples(url)
+
+
+async def test_nobody_waits_for_a_store_that_hangs(database, monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.05)
+    asked = []
+
+    async def hanging(_):
+        asked.append(1)
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(OutboxReader, "lag", hanging)
+    async with relaying(database) as url:
+        for _ in range(3):
+            status, _, body = await ask(url, "/readyz")
+            assert status == 503
+            assert "the store has not answered for 0." in json.loads(body)["why"][0]
+        assert len(asked) == 1, "each probe leaves another question behind"
+
+
+async def test_many_probes_are_one_question(database, monkeypatch):
+    monkeypatch.setattr(watch, "FRESH_S", 3600.0)
+    asked, plain = [], OutboxReader.lag
+
+    async def counted(reader):
+        asked.append(1)
+        return await plain(reader)
+
+    monkeypatch.setattr(OutboxReader, "lag", counted)
+    async with relaying(database) as url:
+        await asyncio.gather(*(ask(url, path) for path in ("/readyz", "/metrics") * 5))
+    assert len(asked) == 1
+
+
+async def test_a_relay_that_does_not_turn_is_not_alive(database, monkeypatch):
+    async with relaying(database) as url:
+        assert (await ask(url, "/healthz"))[0] == 200
+        monkeypatch.setattr("semel.shards.Shards.turning", False)
+        assert (await ask(url, "/healthz"))[::2] == (503, b"relay default: does not turn\n")
+
+
+async def test_without_its_library_the_metrics_say_what_to_install(database, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "semel.health.metrics", raising=False)
+    async with relaying(database) as url:
+        status, _, body = await ask(url, "/metrics")
+        assert status == 501
+        assert b"pip install 'semel[metrics]'" in body
+        assert (await ask(url, "/healthz"))[0] == 200
+
+
+# --- a worker -----------------------------------------------------------------------------------
+
+
+async def test_a_worker_at_work_is_alive_ready_and_counted(database):
+    broker, inbox = MemoryBroker(shards=2), MemoryInbox()
+    worker = Worker(broker, "billing", inbox, lease_s=2.0)
+
+    @worker.on(topic="orders")
+    async def placed(message):
+        if message.data["n"] == 7:
+            raise RuntimeError("no")
+
+    add(database, range(10), aggregates=10)
+    store = SQLStore(database)
+    relay = Relay(store, broker, lease_s=2.0)
+    async with serve(relay, worker, at="127.0.0.1:0") as url, running(relay), running(worker):
+        applied = ("semel_worker_applied_total", "billing", "orders")
+        told = await until(url, "/metrics", lambda _, m: m.get(applied) == 9)
+        assert told["semel_worker_failed_total", "billing", "orders"] >= 1
+        assert told["semel_worker_held_total", "billing", "orders"] == 1
+        assert told["semel_worker_seen_total", "billing", "orders"] == 0
+        assert told["semel_worker_unreadable_total", "billing", "orders"] == 0
+        assert told["semel_worker_shards_owned", "billing"] == 2
+        assert told["semel_worker_circuit_open", "billing"] == 0
+        assert told["semel_worker_lag_seconds", "billing"] > 0
+        assert told["semel_relay_published_total", "default"] == 10
+        _, _, body = await ask(url, "/readyz")
+        kinds = [(part["kind"], part["ready"]) for part in json.loads(body)["parts"]]
+        assert kinds == [("relay", True), ("worker", True)]
+    await store.aclose()
+
+
+async def test_two_of_one_name_cannot_be_told_apart(database):
+    store = SQLStore(database)
+    relays = [Relay(store, MemoryBroker()) for _ in range(2)]
+    with pytest.raises(SettingsError, match="two are called relay default"):
+        async with serve(*relays, at="127.0.0.1:0"):
+            pass
+    await store.aclose()

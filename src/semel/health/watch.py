@@ -51,7 +51,8 @@ class Report:
         return [reason for reason in dict.fromkeys(reasons) if reason]
 
     def as_json(self) -> dict[str, Any]:
-        told = {"kind": _kind(self.status), **dataclasses.asdict(self.status)}
+        told = {"kind": _kind(self.status), "ready": not self.why}
+        told |= dataclasses.asdict(self.status)
         if self.lag is not None:  # without the queries of others, which are nobody's business
             told["lag_s"], told["unpublished"] = self.lag.age_s, self.lag.unpublished
         return told
