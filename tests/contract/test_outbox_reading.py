@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import random
 import threading
 import uuid
+from collections import defaultdict
 from datetime import UTC, datetime
 
 import pytest
@@ -15,9 +18,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from semel.errors import SettingsError
-from semel.messages import SLOTS, Tail, shard_of
+from semel.messages import Tail, shard_of
 from semel.outbox import Event, Outbox
-from semel.stores.sql import SQLStore, init
+from semel.stores.sql import SQLStore, init, outbox_lag
 from semel.stores.sql import outbox_cursor as cursors
 from semel.stores.sql import outbox_reading as reading
 from semel.stores.sql.lines import open_engine, parse, with_driver
@@ -383,3 +386,430 @@ async def test_an_engine_of_the_applications_own_will_do(desk):
     assert (await reader.take(0, 2)).tails == follower.cursor.tails
     await store.aclose()
     await engine.dispose()
+
+
+# --- the order of commits -----------------------------------------------------------------------
+
+
+class Paused:
+    """Holds one commit back after its rows were written and before COMMIT is sent."""
+
+    def __init__(self, desk):
+        self.written, self.go_on = threading.Event(), threading.Event()
+        self.engine = desk.new_engine()
+        self.fails = False
+
+    def pause(self, _):
+        self.written.set()
+        assert self.go_on.wait(60)
+        if self.fails:
+            raise LookupError
+
+    def commit(self, *events):
+        with contextlib.suppress(LookupError), Session(self.engine) as session:
+            for event in events:
+                OUTBOX.add(session, event)
+            # Behind the outbox, which listens since the first event.
+            sa.event.listen(session.connection(), "commit", self.pause)
+            session.commit()
+
+    @contextlib.asynccontextmanager
+    async def holding(self, *events):
+        worker = threading.Thread(target=self.commit, args=events)
+        worker.start()
+        try:
+            assert await asyncio.to_thread(self.written.wait, 60)
+            yield self
+        finally:
+            self.go_on.set()
+            await asyncio.to_thread(worker.join, 60)
+            self.engine.dispose()
+
+
+def one_at_a_time(desk):
+    """On SQLite nobody else can write while somebody does."""
+    return desk.name == "sqlite"
+
+
+async def test_what_is_committed_later_with_an_earlier_id_is_not_passed_over(desk):
+    follower = await follow(desk)
+    desk.commit(placed("0"))
+    await follower.go_on()
+    async with Paused(desk).holding(placed("first")):
+        if one_at_a_time(desk):
+            assert await follower.reader.news() == follower.cursor.position
+        else:
+            desk.commit(placed("second"))
+            await follower.go_on()
+        assert "first" not in [m.aggregate_id for m in follower.seen]
+    await follower.go_on()
+    assert {m.aggregate_id for m in follower.seen} - {"second"} == {"0", "first"}
+    assert len(follower.seen) == (2 if one_at_a_time(desk) else 3)
+    positions = [m.position for m in follower.seen]
+    assert positions == sorted(set(positions))
+
+
+async def test_what_is_rolled_back_at_last_leaves_a_gap_that_stops_nobody(desk):
+    follower = await follow(desk)
+    held = Paused(desk)
+    held.fails = True
+    async with held.holding(placed("never")):
+        if not one_at_a_time(desk):
+            desk.commit(placed("second"))
+            await follower.go_on()
+    desk.commit(placed("third"))
+    await follower.go_on()
+    expected = ["third"] if one_at_a_time(desk) else ["second", "third"]
+    assert [m.aggregate_id for m in follower.seen] == expected
+
+
+async def test_a_long_transaction_of_somebody_else_holds_nobody_up(desk):
+    desk.do("CREATE TABLE IF NOT EXISTS theirs (id INTEGER)")
+    follower = await follow(desk)
+    with desk.own.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        if one_at_a_time(desk):
+            other.exec_driver_sql("SELECT * FROM event_outbox").all()
+        else:
+            other.exec_driver_sql("INSERT INTO theirs VALUES (1)")
+        desk.commit(placed("1"))
+        await follower.go_on()
+        assert follower.told == [("1", 1)]
+        other.exec_driver_sql("ROLLBACK")
+
+
+def write_randomly(engine, seed, rounds):
+    dice = random.Random(seed)
+    for n in range(rounds):
+        with Session(engine) as session:
+            for _ in range(dice.randint(1, 3)):
+                aggregate = f"{dice.randint(0, 9)}"
+                OUTBOX.add(session, placed(aggregate, {"n": n}, ordered=dice.random() < 0.9))
+            if dice.random() < 0.1:
+                session.rollback()
+            else:
+                session.commit()
+
+
+class Turns:
+    """Owners of one shard that depose each other all the time, and die in the middle.
+
+    What they read goes to a broker that refuses what it has: by position, from whomever it comes.
+    """
+
+    def __init__(self, desk, shard):
+        self.desk, self.shard = desk, shard
+        self.published = []
+        self.over = asyncio.Event()
+
+    async def read(self, seed):
+        reader, fence, dice = self.desk.reader(shards=3), seed, random.Random(seed)
+        while True:
+            last = self.over.is_set()
+            fence += 2
+            cursor = await reader.take(self.shard, fence)
+            if cursor and await self._to_the_end(reader, cursor, dice) and last:
+                return
+            await asyncio.sleep(0)
+
+    async def _to_the_end(self, reader, cursor, dice):
+        more = True
+        while more:
+            bound = await reader.news()
+            lane = Lane("", cursor.position)
+            page = await reader.read(cursor, lane, limit=7, bound=bound)
+            there = self.published[-1].position if self.published else 0
+            self.published += [m for m in page.messages if m.position > there]
+            if dice.random() < 0.2:
+                return False  # it dies before it has moved the cursor
+            cursor = await reader.advance(cursor, position=page.upto, tails={}, lanes={})
+            if cursor is None:
+                return False
+            more = page.more
+        return True
+
+
+async def test_many_writers_and_owners_that_take_turns_lose_and_turn_round_nothing(desk):
+    engine, shards = desk.new_engine(), [Turns(desk, shard) for shard in range(3)]
+    rounds = 6 if one_at_a_time(desk) else 25
+    readers = [asyncio.create_task(shard.read(seed)) for shard in shards for seed in (1, 2)]
+    writing = [asyncio.to_thread(write_randomly, engine, seed, rounds) for seed in range(5)]
+    await asyncio.gather(*writing)
+    for shard in shards:
+        shard.over.set()
+    await asyncio.gather(*readers)
+    engine.dispose()
+    rows = desk.ask("SELECT * FROM event_outbox")
+    seen = [m for shard in shards for m in shard.published]
+    assert sorted(m.id for m in seen) == sorted(row["event_id"] for row in rows)
+    numbers = defaultdict(list)
+    for message in seen:
+        if message.seq is not None:
+            numbers[message.aggregate_id].append(message.seq)
+    assert numbers
+    for of_one in numbers.values():
+        assert of_one == list(range(1, len(of_one) + 1))
+
+
+# --- sweeping -----------------------------------------------------------------------------------
+
+
+def ids(desk):
+    return [row["aggregate_id"] for row in desk.ask("SELECT * FROM event_outbox ORDER BY id")]
+
+
+async def moved(desk, upto, lanes=None, **options):
+    """A reader that has published so many events from the first on."""
+    reader = desk.reader(**options)
+    cursor = await reader.take(0, 1)
+    page = await reader.read(cursor, Lane("", cursor.position), limit=upto)
+    positions = [m.position for m in page.messages]
+    given = {topic: positions[n] for topic, n in (lanes or {}).items()}
+    await reader.advance(cursor, position=positions[-1], tails={}, lanes=given)
+    return reader, positions
+
+
+async def test_what_is_published_and_old_is_deleted_and_remembered(desk):
+    desk.commit(*[placed(str(n)) for n in range(6)])
+    reader, positions = await moved(desk, 4)
+    assert await reader.sweep(keep_s=3600) == 0
+    assert await reader.swept_to() == 0
+    assert await reader.sweep(keep_s=0) == 4
+    assert await reader.swept_to() == positions[3]
+    assert ids(desk) == ["4", "5"]
+    assert await reader.sweep(keep_s=0) == 0
+    follower = await follow(desk, fence=2)
+    await follower.go_on()
+    assert follower.told == [("4", 1), ("5", 1)]
+    assert await reader.sweep(keep_s=0) == 2
+    desk.commit(placed("6"))
+    await follower.go_on()
+    assert follower.told[2:] == [("6", 1)]
+    assert follower.seen[-1].position > positions[-1]
+
+
+async def test_a_sweep_keeps_to_its_limit_and_goes_in_chunks(desk, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 3)
+    desk.commit(*[placed(str(n)) for n in range(10)])
+    reader, _ = await moved(desk, 10)
+    assert await reader.sweep(keep_s=0, limit=7) == 7
+    assert ids(desk) == ["7", "8", "9"]
+    assert await reader.sweep(keep_s=0) == 3
+
+
+async def test_without_a_reader_nothing_is_deleted(desk):
+    desk.commit(placed("1"))
+    assert await desk.reader().sweep(keep_s=0) == 0
+    assert ids(desk) == ["1"]
+
+
+async def test_a_sweep_waits_for_the_slowest_of_every_name(desk):
+    desk.commit(*[placed(str(n)) for n in range(6)])
+    reader, _ = await moved(desk, 6)
+    await moved(desk, 2, name="audit")
+    assert await reader.sweep(keep_s=0) == 2
+    assert ids(desk) == ["2", "3", "4", "5"]
+
+
+async def test_a_sweep_waits_for_a_lane(desk):
+    desk.commit(*[placed(str(n)) for n in range(6)])
+    reader, positions = await moved(desk, 6, lanes={"orders": 2})
+    assert await reader.sweep(keep_s=0) == 3
+    assert await reader.swept_to() == positions[2]
+
+
+async def test_a_sweep_waits_for_shards_that_nobody_has_taken_yet(desk):
+    desk.commit(*[placed(str(n)) for n in range(6)])
+    reader = desk.reader(shards=2)
+    bound = await reader.news()
+    for shard in (1, 0):
+        cursor = await reader.take(shard, 1)
+        assert await reader.sweep(keep_s=0) == 0
+        await reader.advance(cursor, position=bound, tails={}, lanes={})
+    assert await reader.sweep(keep_s=0) == 6
+
+
+async def test_a_name_that_comes_later_begins_where_the_rows_begin(desk):
+    desk.commit(*[placed(str(n)) for n in range(4)])
+    reader, positions = await moved(desk, 3)
+    await reader.sweep(keep_s=0)
+    late = await follow(desk, name="late")
+    assert late.cursor.position == positions[2]
+    await late.go_on()
+    assert late.told == [("3", 1)]
+
+
+async def test_who_goes_back_behind_what_is_being_swept_is_seen_or_sees_it(desk):
+    """A lane and a sweep at the same moment: never both as if the other were not there."""
+    for n in range(12):
+        desk.commit(placed(f"{n}"))
+    reader, positions = await moved(desk, 12)
+    cursor = await reader.take(0, 2)
+
+    async def go_back():
+        await asyncio.sleep(0)
+        found = await reader.advance(
+            cursor, position=cursor.position, tails={}, lanes={"orders": positions[0] - 1}
+        )
+        return await reader.swept_to(), found
+
+    _, (swept, lagging) = await asyncio.gather(reader.sweep(keep_s=0), go_back())
+    page = await reader.read(lagging, Lane("orders", positions[0] - 1), limit=100)
+    assert [m.position for m in page.messages] == [p for p in positions if p > swept]
+
+
+@pytest.mark.parametrize("keep_s", [-1, float("inf"), float("nan")])
+async def test_how_long_to_keep_is_a_time(desk, keep_s):
+    with pytest.raises(SettingsError, match="keep_s"):
+        await desk.reader().sweep(keep_s=keep_s)
+
+
+# --- dividing anew ------------------------------------------------------------------------------
+
+
+async def drained(desk, shards, name="default", fence=1):
+    reader = desk.reader(name=name, shards=shards)
+    followers = [Follower(reader, await reader.take(shard, fence)) for shard in range(shards)]
+    for follower in followers:
+        await follower.go_on()
+    return reader, followers
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 5), (4, 1), (3, 3)])
+async def test_shards_are_divided_anew_and_each_goes_on_where_all_were(desk, before, after):
+    desk.commit(*[placed(str(n)) for n in range(40)])
+    reader, _ = await drained(desk, before)
+    news = await reader.news()
+    await reader.reshard(after)
+    desk.commit(*[placed(str(n)) for n in range(40)])
+    _, followers = await drained(desk, after, fence=2**50)
+    told = sorted(told for follower in followers for told in follower.told)
+    assert told == sorted((str(n), 2) for n in range(40))
+    assert all(m.position > news for follower in followers for m in follower.seen)
+    if before != after:
+        with pytest.raises(SettingsError, match=f"have {after} shards"):
+            await desk.reader(shards=before).take(0, 2**51)
+
+
+async def test_tails_of_shards_that_stay_are_kept(desk):
+    desk.commit(*[placed(str(n)) for n in range(40)])
+    reader, followers = await drained(desk, 2)
+    await reader.reshard(1)
+    cursor = await reader.take(0, 2**50)
+    assert cursor.tails == followers[0].cursor.tails
+
+
+async def test_nothing_is_divided_anew_before_everything_is_published(desk):
+    reader, _ = await drained(desk, 2)
+    desk.commit(*[placed(str(n)) for n in range(10)])
+    with pytest.raises(SettingsError, match="has not published everything"):
+        await reader.reshard(4)
+    _, followers = await drained(desk, 2, fence=2**50)
+    cursor = followers[0].cursor
+    lanes = {"orders": cursor.position}
+    cursor = await reader.advance(cursor, position=cursor.position, tails={}, lanes=lanes)
+    with pytest.raises(SettingsError, match="orders lags behind"):
+        await reader.reshard(4)
+    assert await desk.reader(shards=2).take(0, 2**51)
+
+
+async def test_who_is_at_work_while_shards_are_divided_reads_and_moves_nothing_more(desk):
+    desk.commit(*[placed(str(n)) for n in range(10)])
+    _, followers = await drained(desk, 2)
+    await desk.reader(shards=2).reshard(4)
+    desk.commit(*[placed(str(n)) for n in range(10)])
+    for follower in followers:
+        lane = Lane("", follower.cursor.position)
+        assert (await follower.reader.read(follower.cursor, lane, limit=10)).messages == []
+        position = follower.cursor.position + 1
+        assert not await follower.reader.advance(
+            follower.cursor, position=position, tails={}, lanes={}
+        )
+
+
+async def test_a_name_that_nobody_has_used_is_divided_by_who_comes_first(desk):
+    await desk.reader().reshard(4)
+    assert await desk.reader(shards=8).take(0, 1)
+
+
+# --- how far behind -----------------------------------------------------------------------------
+
+
+async def test_lag_is_what_is_not_published(desk):
+    reader = desk.reader(shards=2)
+    lag = await reader.lag()
+    assert (lag.unpublished, lag.age_s, lag.rows) == (0, 0.0, 0)
+    assert (lag.positions, lag.behind) == ({0: 0, 1: 0}, [])
+    desk.commit(*[placed(str(n)) for n in range(30)])
+    lag = await reader.lag()
+    assert (lag.unpublished, lag.rows) == (30, 30)
+    assert 0 < lag.age_s < 60
+    _, followers = await drained(desk, 2)
+    lag = await reader.lag()
+    assert (lag.unpublished, lag.age_s, lag.rows) == (0, 0.0, 30)
+    assert lag.positions == {n: f.cursor.position for n, f in enumerate(followers)}
+    first = followers[0]
+    lanes = {"orders": first.seen[2].position}
+    await reader.advance(first.cursor, position=first.cursor.position, tails={}, lanes=lanes)
+    lag = await reader.lag()
+    assert (lag.unpublished, lag.behind) == (len(first.seen) - 3, ["orders"])
+    assert (lag.bytes is None) == (desk.name == "sqlite")
+    json.dumps(dataclasses.asdict(lag))
+
+
+async def test_lag_is_not_counted_further_than_anybody_wants_to_know(desk, monkeypatch):
+    monkeypatch.setattr(outbox_lag, "COUNTED", 10)
+    desk.commit(*[placed(str(n)) for n in range(30)])
+    lag = await desk.reader(shards=3).lag()
+    assert lag.unpublished == 11
+    assert lag.age_s > 0
+
+
+async def test_age_is_by_the_databases_clock(desk):
+    desk.commit(placed("1"))
+    changed = {
+        "postgresql": "created_at - INTERVAL '1 hour'",
+        "mysql": "created_at - INTERVAL 1 HOUR",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f000', created_at, '-1 hour')",
+    }
+    desk.do(f"UPDATE event_outbox SET created_at = {changed[desk.name]}")
+    assert 3600 <= (await desk.reader().lag()).age_s < 3700
+    reader, _ = await moved(desk, 1)
+    assert await reader.sweep(keep_s=3700) == 0
+    assert await reader.sweep(keep_s=3600) == 1
+
+
+async def test_a_writer_that_readers_cannot_pass_is_named(desk):
+    reader = desk.reader()
+    if one_at_a_time(desk):
+        assert (await reader.lag()).holders == ()
+        return
+    desk.commit(placed("0"))
+    async with Paused(desk).holding(placed("1")):
+        desk.commit(placed("2"))
+        lag = await reader.lag()
+    if desk.name == "postgresql":
+        [holder] = lag.holders
+        assert holder.pid > 0
+        assert (holder.state, holder.open_s < 60) == ("idle in transaction", True)
+        assert lag.unpublished == 2
+    else:
+        assert lag.holders == ()
+    assert (await reader.lag()).holders in ((), [])
+
+
+async def test_long_transactions_are_named_by_pid(desk):
+    reader = desk.reader()
+    with desk.own.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        other.exec_driver_sql("SELECT * FROM event_outbox").all()
+        if desk.name == "sqlite":
+            assert await reader.long_transactions(0) == ()
+        else:
+            mine = "pg_backend_pid()" if desk.name == "postgresql" else "CONNECTION_ID()"
+            pid = other.exec_driver_sql(f"SELECT {mine}").scalar_one()
+            found = await reader.long_transactions(0)
+            assert [holder.pid for holder in found] == [pid]
+            assert found[0].open_s > 0
+            assert await reader.long_transactions(60) == []
+        other.exec_driver_sql("ROLLBACK")

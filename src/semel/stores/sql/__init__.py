@@ -84,9 +84,20 @@ class SQLStore:
         dialect_named(engine.dialect.name)
 
     @property
+    def engine_or_url(self) -> sa.Engine | AsyncEngine | str:
+        """What the store was opened with."""
+        given = (self._async_engine or self._engine) if self._given else None
+        return given or self._url.render_as_string(hide_password=False)
+
+    @property
     def where(self) -> str:
         """The database, without user and password."""
         return lines.place(self._url)
+
+    @property
+    def url(self) -> sa.URL:
+        """The database, with user and password and without a driver."""
+        return self._url.set(drivername=self._url.get_backend_name())
 
     def ledger(self, colour: Colour) -> StoreLedger:
         with self._lock:

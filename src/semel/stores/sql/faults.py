@@ -81,6 +81,7 @@ MYSQL_CODES = {
     1698: Fault.NO_ENTRY,  # access denied for user, by an authentication plugin
     1142: Fault.NO_RIGHT,  # command denied to user for table
     1143: Fault.NO_RIGHT,  # command denied to user for column
+    1227: Fault.NO_RIGHT,  # a privilege of the whole server is needed
     1053: Fault.GONE,  # server shutdown in progress
     1290: Fault.GONE,  # --read-only: this was the primary before a failover
     1836: Fault.GONE,  # running in read-only mode

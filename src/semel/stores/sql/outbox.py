@@ -11,6 +11,8 @@ takes the caller's rows back first: SQLAlchemy takes a failed commit for the end
 transaction, while the database has not heard of it, so a later commit on the same connection
 would bring in the rows without their events.
 
+Relays in this process are told when something was written (`outbox_bell`).
+
 An async session has a connection only once it has awaited something. Until then its events wait
 with the session's own transaction, and are hung on the connection when that is about to commit.
 However an event got there, it is written in the order in which it was added.
@@ -35,6 +37,7 @@ from semel.stores.sql.bound import Session, bound_link, refuse_autocommit
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.endings import refuse_lost, take_back, watch_losses
 from semel.stores.sql.faults import Fault, NoTableError, fault_of
+from semel.stores.sql.outbox_bell import ring
 from semel.stores.sql.outbox_writing import Entry, write
 
 __all__ = ["Entry", "collect"]
@@ -207,6 +210,9 @@ def _listen(connection: sa.Connection) -> None:
         event.listen(connection, "rollback_savepoint", _rollback_savepoint)
         event.listen(connection, "commit", _commit)
         watch_losses(connection)
+        pool = connection.engine.pool
+        if not event.contains(pool, "checkin", _given_back):
+            event.listen(pool, "checkin", _given_back)
 
 
 def _waiting_on(connection: sa.Connection) -> list[Held]:
@@ -246,6 +252,17 @@ def _commit(connection: sa.Connection) -> None:
         if isinstance(error, exc.SQLAlchemyError) and fault_of(error) is Fault.NO_TABLE:
             raise _no_table() from error
         raise
+    connection.info[_TELLS] = True
+    ring()
+
+
+_TELLS = "semel.outbox.tells"
+
+
+def _given_back(_: Any, record: Any) -> None:
+    """The connection goes back to its pool: by now its commit is over."""
+    if record.info.pop(_TELLS, False):
+        ring()
 
 
 def _refuse_without_transaction(connection: sa.Connection) -> None:

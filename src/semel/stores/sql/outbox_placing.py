@@ -12,8 +12,9 @@ Whoever looks does it, for all shards and all relays, one at a time: the mark's 
 meanwhile, and whoever finds it locked goes by what is there. It needs no fence, because it does
 not matter who does it.
 
-The easy mistake is a locking read of rows without a position: it waits for transactions that have
-not ended, and one slow writer would hold up everybody.
+The easy mistake is to look for rows without a position in a statement that locks: it waits for
+transactions that have not ended, and one slow writer would hold up everybody. So they are looked
+for without a lock, and then changed one by one, by their ids.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WITHOUT = "SELECT id FROM event_outbox WHERE position IS NULL ORDER BY id LIMIT 
 
 PLACE = (
     "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (n FOR ORDINALITY, id BIGINT PATH '$')) AS u "
-    "STRAIGHT_JOIN event_outbox AS o ON o.id = u.id "
+    "STRAIGHT_JOIN event_outbox AS o FORCE INDEX (PRIMARY) ON o.id = u.id "
     "SET o.position = ? + u.n WHERE o.position IS NULL"
 )
 

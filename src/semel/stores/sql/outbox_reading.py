@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from semel.colour import ASYNC
+from semel.colour import ASYNC, Waiter
 from semel.errors import SettingsError
 from semel.keys import plain
 from semel.messages import SLOTS, Message, Tail, slots_of
@@ -34,13 +34,16 @@ from semel.stores.sql.ledger import AsyncLedger, Home
 from semel.stores.sql.lines import AsyncLines, Work
 from semel.stores.sql.links import Link
 from semel.stores.sql.outbox_cursor import OWN, Cursor, Party
+from semel.stores.sql.outbox_lag import Holder, Lag, lag, long_transactions
+from semel.stores.sql.outbox_notify import hear
 from semel.stores.sql.outbox_pages import MOMENTS, messages, page_statement
 from semel.stores.sql.outbox_placing import place
+from semel.stores.sql.outbox_reshard import reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, sweep
 from semel.stores.sql.outbox_watermark import decided
 from semel.values import value
 
-__all__ = ["Cursor", "Lane", "OutboxReader", "Page"]
+__all__ = ["Cursor", "Holder", "Lag", "Lane", "OutboxReader", "Page"]
 
 T = TypeVar("T")
 
@@ -147,6 +150,37 @@ class OutboxReader:
                 break
             await ASYNC.sleep(ASYNC.now() - began)
         return swept
+
+    async def reshard(self, shards: int) -> None:
+        """Change the number of shards, with the relays stopped and everything published.
+
+        Refused when something is not. Relays with the old number stop at once.
+        """
+        wanted = _checked_shards(shards)
+        await self._run(lambda link: reshard(link, self._party.name, wanted, news))
+        self._party = Party(self._party.name, wanted)
+
+    # --- for people -------------------------------------------------------------------------
+
+    async def relays(self) -> Mapping[str, int]:
+        """The names under which this outbox is read, and how many shards each has."""
+        return await self._run(cursors.relays)
+
+    async def lag(self) -> Lag:
+        return await self._run(lambda link: lag(link, self._party))
+
+    async def long_transactions(self, older_than_s: float) -> Sequence[Holder]:
+        """Transactions that have been open for longer than this; none on SQLite."""
+        return await self._run(lambda link: long_transactions(link, older_than_s))
+
+    async def listen(self, bell: Waiter) -> None:
+        """Ring when a writer elsewhere says so (`Outbox(notify=True)`), until cancelled.
+
+        Over a connection of its own, which is made anew when it breaks: what is said meanwhile is
+        missed, so this is never the only reason to look. Ends at once where there is no NOTIFY.
+        """
+        if self._store.url.drivername == "postgresql":
+            await hear(self._store.url, bell)
 
     # --- pages ------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ What is easy to get wrong, each with its test in `tests/contract/test_outbox.py`
 - a sequence with a CACHE gives a connection ids in bundles, which lie below others' by then.
 
 On SQLite there is one writer at a time, and ids are committed in their order. MariaDB and MySQL
-have no lock that ends with the transaction; a reader there takes the rows that it finds and
-removes them, and has no position.
+have no lock that ends with the transaction; there, rows that can be seen get a position of their
+own (`outbox_placing`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from semel.stores.sql.schema import ID_SEQUENCE
 # or an outbox in another schema, is not taken for a writer. 1 to 32767: the key stays positive,
 # and apart from the small numbers that people lock.
 _PLACE = "(mod(s.tableoid::int8, 32767) + 1)"
+PLACE = f"(SELECT {_PLACE} FROM {ID_SEQUENCE} AS s)"  # noqa: S608
 
 _LAST = "(s.last_value - (NOT s.is_called)::int)"
 
@@ -46,13 +47,17 @@ _ASKED = f"""
 SELECT {_LAST}, {_PLACE}, pg_is_in_recovery(), q.seqcache, now()::text
 FROM {ID_SEQUENCE} AS s JOIN pg_sequence AS q ON q.seqrelid = s.tableoid"""  # noqa: S608
 
-# Within one transaction now() stands still.
-_HELD = """
-SELECT min(((l.classid::int8 & 65535) << 32) | l.objid::int8), now()::text,
-    current_setting('transaction_isolation')
+HELD = """
 FROM pg_locks AS l
-WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND (l.classid::int8 >> 16) = ?::int8
-    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"""
+WHERE l.locktype = 'advisory' AND l.objsubid = 1
+    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    AND (l.classid::int8 >> 16) = """
+"""The locks of writers, with `PLACE` behind it."""
+
+# Within one transaction now() stands still.
+_HELD = f"""
+SELECT min(((l.classid::int8 & 65535) << 32) | l.objid::int8), now()::text,
+    current_setting('transaction_isolation') {HELD} ?::int8"""
 
 _GIVEN_OUT = "SELECT COALESCE(max(seq), 0) FROM sqlite_sequence WHERE name = 'event_outbox'"
 

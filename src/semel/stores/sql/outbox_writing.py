@@ -39,6 +39,9 @@ from semel.values import value
 PIECE = 500
 PIECE_CHARS = 1_000_000
 
+# What readers on PostgreSQL LISTEN to.
+CHANNEL = "semel_outbox"
+
 
 @value
 class Entry:
@@ -46,6 +49,7 @@ class Entry:
 
     `counter` is the identity of its numbering, a hash of tenant, topic and aggregate, whose first
     byte is the shard. `given`: the id is the application's, so the event may be there already.
+    `notify`: readers elsewhere are to be told.
     """
 
     counter: bytes
@@ -59,6 +63,7 @@ class Entry:
     headers: str | None = None
     ordered: bool = True
     given: bool = False
+    notify: bool = False
 
 
 Numbered: TypeAlias = tuple[Entry, int | None]
@@ -83,7 +88,7 @@ async def write(link: Link, entries: Sequence[Entry]) -> None:
 async def _turn(words: Words, link: Link, fresh: Sequence[Entry]) -> Exception | None:
     """Number and put them; or change nothing, and say why not."""
     counts = _counts(fresh)
-    last = await words.count(link, counts)
+    last = await words.count(link, counts, notify=any(entry.notify for entry in fresh))
     refusal = await words.put(link, _in_safe_order(_numbered(fresh, counts, last)))
     if refusal is not None:
         back = [(number, entry.counter) for entry, number in counts]
@@ -226,7 +231,7 @@ class Words(Protocol):
         """
         ...
 
-    async def count(self, link: Link, counts: Counts) -> Mapping[bytes, int]:
+    async def count(self, link: Link, counts: Counts, *, notify: bool) -> Mapping[bytes, int]:
         """Move the counters, one after another, and return where they are now."""
         ...
 
@@ -264,6 +269,8 @@ class PostgresWords:
         ), moved AS (SELECT string_agg(seq::text, ',' ORDER BY id) AS seqs FROM counted)
         SELECT moved.seqs, {LOCKED} FROM moved, {ID_SEQUENCE} AS s""")
 
+    COUNT_AND_TELL = COUNT.replace(LOCKED, f"{LOCKED}, pg_notify('{CHANNEL}', '')::text")
+
     PUT = dense(f"""
         INSERT INTO event_outbox ({", ".join(ROW)}, created_at)
         SELECT u.shard::int2, COALESCE(u.tenant_id, ''), u.topic, u.aggregate_type,
@@ -279,10 +286,11 @@ class PostgresWords:
         rows = await link.fetch(f"{SELECT} WHERE {self.ANY}", [SEPARATOR.join(ids)])
         return {id: content for id, *content in rows}
 
-    async def count(self, link: Link, counts: Counts) -> Mapping[bytes, int]:
+    async def count(self, link: Link, counts: Counts, *, notify: bool) -> Mapping[bytes, int]:
         rows = [_counter(entry, many) for entry, many in counts]
         named = [(counter.hex(), *more) for counter, *more in rows]
-        [(seqs, _)] = await link.fetch(self.COUNT, _columns(named, len(COUNTER)))
+        statement = self.COUNT_AND_TELL if notify else self.COUNT
+        [(seqs, *_)] = await link.fetch(statement, _columns(named, len(COUNTER)))
         last = map(int, seqs.split(",")) if seqs else ()
         return dict(zip([entry.counter for entry, _ in counts], last, strict=True))
 
@@ -334,7 +342,8 @@ class PlainWords:
             found |= {id: content for id, *content in rows}
         return found
 
-    async def count(self, link: Link, counts: Counts) -> Mapping[bytes, int]:
+    async def count(self, link: Link, counts: Counts, *, notify: bool) -> Mapping[bytes, int]:
+        del notify  # only PostgreSQL can
         last: dict[bytes, int] = {}
         for start in range(0, len(counts), PIECE):
             last |= await self._count(link, counts[start : start + PIECE])
