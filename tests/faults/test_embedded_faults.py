@@ -10,9 +10,7 @@ import random
 import resource
 import signal
 import struct
-import sys
 import time
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from semel.stores.file import FileStore
 from semel.stores.sqlite import SQLiteStore
 from semel.testing.clock import FakeClock
 from semel.values import Busy, Done, Kept, Outcome, State, Terms, Won
+from support.child import Child
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -45,39 +44,6 @@ def opened(request, tmp_path):
     yield open_store
     for store in stores:
         store.close()
-
-
-class Child:
-    """A forked process that does `work`; killed, if it has not ended by itself."""
-
-    def __init__(self, work):
-        self._code = None
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._do(work)
-
-    def _do(self, work):
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:  # noqa: BLE001 - a child must not return into the parent's tests
-            traceback.print_exc(file=sys.stderr)
-        finally:
-            os._exit(code)
-
-    def end(self):
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return self._code
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self._code is None:
-            os.kill(self._pid, signal.SIGKILL)
-            self.end()
 
 
 def claim(store, key=KEY, terms=TERMS):

@@ -45,7 +45,7 @@ _SCHEMES = {
     "amqps": "RabbitBroker",
 }
 
-_EXTRAS = {"RedisBroker": "redis", "NatsBroker": "nats", "RabbitBroker": "rabbit"}
+_EXTRAS = {"RedisBroker": "redis", "NatsBroker": "nats", "RabbitBroker": "rabbitmq"}
 
 SCHEMES = (
     "memory://",
