@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import sqlalchemy as sa
@@ -22,6 +23,9 @@ from semel.brokers import connect
 from semel.outbox import Event, Outbox
 from semel.stores.sql.lines import parse, with_driver
 from support.process import wait_until
+
+# As people start it: unlike `python -m`, it does not find the modules of this folder by itself.
+SEMEL = Path(sys.executable).parent / "semel"
 
 
 def engine_of(url: str) -> sa.Engine:
@@ -71,7 +75,7 @@ class Running:
     def __init__(self, *words: str, http: bool = True, **popen) -> None:
         options = ("--http", "127.0.0.1:0") if http else ()
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "semel", *words, *options],
+            [str(SEMEL), *words, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,9 +14,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -36,6 +36,10 @@ from semel.cli.database import Database, open_store
 from semel.errors import SettingsError
 from semel.messages import ParkedMessage, ParkedSequence, Settled
 from semel.parked import Parked
+
+if TYPE_CHECKING:
+    from semel.stores.redis.inbox import RedisInbox
+    from semel.stores.sql.inbox import SQLInbox
 
 __all__ = ["parked"]
 
@@ -93,26 +97,25 @@ def _with(url: str, work: Work[T], *, who: str | None = None) -> T:
     """Do the work on the inbox of this URL."""
 
     async def opened() -> T:
-        inbox, close = _inbox(url)
+        inbox = _inbox(url)
         try:
             return await work(Parked(inbox, who=who))
         finally:
-            await close()
+            await inbox.aclose()
 
     with reporting(url):
         return asyncio.run(opened())
 
 
-def _inbox(url: str) -> tuple[Any, Callable[[], Awaitable[None]]]:
+def _inbox(url: str) -> SQLInbox | RedisInbox:
     if url.lower().startswith(("redis", "unix")):
-        from semel.inbox import RedisInbox
+        from semel.stores.redis.inbox import RedisInbox
 
-        inbox = RedisInbox(url)
-        return inbox, inbox.aclose
+        return RedisInbox(url)
     store = open_store(url, "an inbox")
-    from semel.inbox import SQLInbox
+    from semel.stores.sql.inbox import SQLInbox
 
-    return SQLInbox(store), store.aclose
+    return SQLInbox(store)
 
 
 def _url_and_sequence(first: str | None, second: str | None) -> tuple[str, str]:
