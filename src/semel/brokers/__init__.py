@@ -15,6 +15,8 @@ from semel.errors import SettingsError
 
 if TYPE_CHECKING:
     from semel.brokers.memory import MemoryBroker
+    from semel.brokers.nats import NatsBroker
+    from semel.brokers.redis import RedisBroker
     from semel.brokers.sqlite import SQLiteBroker
     from semel.ports import Broker
 
