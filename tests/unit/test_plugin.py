@@ -190,6 +190,28 @@ def contract_of_a_user(pytester, monkeypatch):
     return contract_of_a_user
 
 
+BROKER = """
+from semel.brokers import MemoryBroker
+from semel.testing.brokers import BrokerContract
+
+
+class TestMine(BrokerContract):
+    async def make(self, *, shards, maxlen):
+        return MemoryBroker(shards=shards, maxlen=maxlen)
+"""
+
+
+def test_the_broker_contract_needs_no_setting_for_async_tests(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(BROKER)
+    plugins = ("-p", "semel.testing.plugin", *ASYNCIO)
+    told = pytester.runpytest_subprocess(*plugins, "-q", "-k", "tail or says", "--strict-markers")
+    outcomes = told.parseoutcomes()
+
+    assert set(outcomes) == {"passed", "deselected"}
+    assert outcomes["passed"] > 10
+
+
 def test_the_contract_needs_no_setting_for_async_tests(contract_of_a_user):
     outcomes = contract_of_a_user(*ASYNCIO).parseoutcomes()
 

@@ -318,7 +318,6 @@ class BrokerContract:
         assert await other.tail(topic, 0) in {Tail(2, f"{topic}-2"), None}
         self.sees(await self.reads_all(consumer), other.features, 1, 2)
 
-    @pytest.mark.timeout(120)
     async def test_random_traffic_is_seen_by_every_group(self, opened: Opened, topic: str) -> None:
         broker = await opened(shards=3)
         loop, number = asyncio.get_running_loop(), 0
