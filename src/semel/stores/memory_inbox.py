@@ -273,6 +273,9 @@ class MemoryInbox:
         self._marks[id] = mark
         if woken is not None:
             self._wake(id, woken, self._now)
+        elif mark.head is not None:
+            row = self._rows[id][mark.head]
+            self._replace(row, replace(row, why="gap"))
 
     # --- beginnings and ends ----------------------------------------------------------------
 

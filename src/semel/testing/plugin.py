@@ -59,6 +59,7 @@ def semel_clock(_semel_time: FakeClock, semel_store: MemoryStore) -> FakeClock:
 CONTRACTS = {
     "semel.testing.contracts": "LedgerContract",
     "semel.testing.brokers": "BrokerContract",
+    "semel.testing.inboxes": "InboxContract",
 }
 
 

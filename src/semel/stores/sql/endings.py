@@ -59,9 +59,14 @@ def _note_loss(context: ExceptionContext) -> None:
         _lost.add(transaction)
 
 
+def is_lost(connection: sa.Connection) -> bool:
+    """Has the server rolled back this connection's whole transaction? Savepoints are gone, too."""
+    return connection.get_transaction() in _lost
+
+
 def refuse_lost(connection: sa.Connection) -> None:
     """Before its COMMIT: raise, and roll back, when the server has given the transaction up."""
-    if connection.get_transaction() in _lost or _has_failed(connection):
+    if is_lost(connection) or _has_failed(connection):
         take_back(connection)
         raise SettingsError(
             "a statement in this transaction has failed, and its error was swallowed: the "

@@ -1,0 +1,470 @@
+"""How a batch has its effects: together if it can, apart if it must, alone if nothing else helps.
+
+Together: one transaction, no savepoints, and all is well for all but a few batches in a lifetime.
+When something in it fails, everything is taken back and done again with a savepoint for each
+message, which tells whose fault it was; that one is parked, the others have their effects. When it
+was nobody's in particular, such as a COMMIT that is refused, each message has a transaction of its
+own.
+
+Nothing is decided from memory: each transaction reads the marks itself and compares them as it
+writes. So a COMMIT without a reply is no riddle, and what was rolled back by mistake or doubled by
+a frozen process is not doubled in the database.
+
+Passing trouble (a deadlock, a lock, somebody who was faster) is tried again; an outage is raised.
+Neither is held against a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from sqlalchemy import exc
+
+from semel.colour import Colour
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.messages import (
+    Applied,
+    Edit,
+    Ending,
+    Held,
+    Message,
+    Seen,
+    Settled,
+    Settlement,
+)
+from semel.ports import Handle
+from semel.stores import inbox_rules as rules
+from semel.stores.inbox_rules import Course, Failure, Retry
+from semel.stores.rules import moment
+from semel.stores.sql import schema
+from semel.stores.sql.faults import TRIES, Fault, NoTableError, fault_of, pause_s, unavailable
+from semel.stores.sql.inbox_sessions import Sessions, Work, colour_of
+from semel.stores.sql.inbox_words import WORDS, ChangedError, Head, Row, Words
+from semel.stores.sql.lines import Lines, carry
+from semel.stores.sql.links import Link
+from semel.values import value
+
+T = TypeVar("T")
+
+# So many of what was begun and met an outage are known not to have ended their process.
+MOST_EXCUSED = 10_000
+
+
+class OursError(Exception):
+    """A statement of the inbox itself has failed; the driver's error is the cause."""
+
+
+class FailedError(Exception):
+    """What a handler did has failed, then or when it was committed; its error is the cause."""
+
+    @property
+    def error(self) -> BaseException:
+        assert self.__cause__ is not None
+        return self.__cause__
+
+
+@value
+class Other:
+    """The next message is for a handler of the other colour."""
+
+    colour: str
+
+
+@value
+class Settings:
+    """What an inbox was told."""
+
+    retry: Retry
+    retention_s: float
+    create: bool
+    where: str
+
+
+@value
+class Job:
+    """What messages are to do, for which consumer, and the event loop that it was asked in."""
+
+    consumer: str
+    handle: Handle
+    home: asyncio.AbstractEventLoop
+
+
+class Flow:
+    """An inbox over one engine, in its colour."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        lines: Lines,
+        colour: Colour,
+        settings: Settings,
+        excused: set[bytes],
+    ) -> None:
+        self._sessions = sessions
+        self._lines = lines
+        self._colour = colour
+        self._settings = settings
+        self._excused = excused
+        self._words: Words = WORDS[lines.dialect.name]
+
+    # --- messages that come -----------------------------------------------------------------
+
+    async def apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+        try:
+            return await self._firmly(lambda: self._together(job, messages))
+        except FailedError:
+            pass
+        if len(messages) > 1:
+            try:
+                return await self._firmly(lambda: self._apart(job, messages))
+            except FailedError:
+                pass
+        return [await self._alone(job, each) for each in messages]
+
+    async def apply_singly(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+        return [await self._counted(job, each) for each in messages]
+
+    async def _together(
+        self, job: Job, messages: Sequence[Message], started: bytes | None = None
+    ) -> list[Ending]:
+        async with self._transaction(job) as work:
+            course = await self._course(work, job.consumer, messages)
+            endings: list[Ending] = []
+            for message in messages:
+                ending = course.ask(message)
+                if ending is None:
+                    await _failing(work.call(job.handle, message))
+                    ending = course.applied(message)
+                endings.append(ending)
+            await self._keep(work, course, started)
+            return endings
+
+    async def _apart(self, job: Job, messages: Sequence[Message]) -> list[Ending]:
+        async with self._transaction(job) as work:
+            course = await self._course(work, job.consumer, messages)
+            endings = [await self._one_apart(work, course, each, job.handle) for each in messages]
+            await self._keep(work, course)
+            return endings
+
+    async def _one_apart(
+        self, work: Work, course: Course, message: Message, handle: Handle
+    ) -> Ending:
+        ending = course.ask(message)
+        if ending is not None:
+            return ending
+        error = await _failing(work.apart(handle, message))
+        if error is None:
+            return course.applied(message)
+        if _fault(error) is not None:
+            raise FailedError from error
+        return course.failed(message, self._settings.retry.failed(error, 1))
+
+    async def _alone(self, job: Job, message: Message, started: bytes | None = None) -> Ending:
+        try:
+            [ending] = await self._firmly(lambda: self._together(job, [message], started))
+            return ending
+        except FailedError as failed:
+            failure = self._settings.retry.failed(failed.error, 1)
+        return await self._firmly(lambda: self._park(job.consumer, message, failure, started))
+
+    async def _park(
+        self, consumer: str, message: Message, failure: Failure, started: bytes | None
+    ) -> Ending:
+        """It has failed and left nothing behind. Meanwhile it may have had its effect elsewhere."""
+        async with self._transaction() as work:
+            course = await self._course(work, consumer, [message])
+            ending = course.ask(message) or course.failed(message, failure)
+            await self._keep(work, course, started)
+            return ending
+
+    async def _counted(self, job: Job, message: Message) -> Ending:
+        """Begun before and not finished: counted before it begins, in case that it ends us."""
+        id = rules.message_of(job.consumer, message)
+        if not await self._begin(id, job.consumer, message):
+            failure = self._settings.retry.crashed()
+            return await self._firmly(lambda: self._park(job.consumer, message, failure, id))
+        with _Excuse(self._excused, id):
+            return await self._alone(job, message, id)
+
+    async def _begin(self, id: bytes, consumer: str, message: Message) -> bool:
+        """Count that it is begun; False when it has been begun too often."""
+        by = 0 if id in self._excused else 1
+        begun = await self.on_link(lambda link: self._words.begin(link, id, consumer, message, by))
+        return begun <= self._settings.retry.crashes
+
+    # --- messages that wait -----------------------------------------------------------------
+
+    async def due(self, consumer: str, slots: tuple[int, int], limit: int) -> Sequence[bytes]:
+        return await self.on_link(lambda link: self._words.due(link, consumer, slots, limit))
+
+    async def run_head(
+        self, job: Job, sequence: bytes, *, both: bool
+    ) -> tuple[Message, Ending] | Other | None:
+        """Run the first of a sequence, if it is due; None when there is nothing to run.
+
+        `both`: a handler of the other colour has a flow of its own.
+        """
+        row = await self.on_link(lambda link: self._due_row(link, sequence))
+        if row is None:
+            return None
+        message, own = row.parked.message, self._colour.name
+        if both and (other := colour_of(job.handle, message, own)) != own:
+            return Other(other)
+        id = rules.message_of(job.consumer, message)
+        if await self._begin(id, job.consumer, message):
+            with _Excuse(self._excused, id):
+                ending = await self._run_row(job, row, id)
+        else:
+            failure = self._settings.retry.crashed()
+            ending = await self._firmly(lambda: self._fail_row(row, failure, id))
+        return None if ending is None else (message, ending)
+
+    async def _due_row(self, link: Link, sequence: bytes) -> Row | None:
+        head = await self._words.head(link, sequence)
+        if head is None or not await self._words.is_due(link, head.row):
+            return None
+        return head.row
+
+    async def _run_row(self, job: Job, row: Row, started: bytes) -> Ending | None:
+        try:
+            return await self._firmly(lambda: self._turn(job, row, started))
+        except FailedError as failed:
+            failure = self._settings.retry.failed(failed.error, row.parked.attempts + 1)
+        return await self._firmly(lambda: self._fail_row(row, failure, started))
+
+    async def _turn(self, job: Job, row: Row, started: bytes) -> Ending | None:
+        async with self._transaction(job) as work:
+            head = await self._ours(self._same_head(work.link, row))
+            ending = None if head is None else await self._end_head(work, job, head)
+            await self._ours(self._words.end(work.link, started))
+            await self._commit(work)
+            return ending
+
+    async def _end_head(self, work: Work, job: Job, head: Head) -> Ending | None:
+        words, row = self._words, head.row
+        sequence, message = row.parked.sequence, row.parked.message
+        seen = not row.seq and await self._ours(words.has_seen(work.link, sequence))
+        todo = rules.turn_of(head.mark, row.parked, seen=seen)
+        if todo == "gap":
+            await self._ours(words.too_early(work.link, row))
+            return None
+        if todo == "run":
+            await _failing(work.call(job.handle, message))
+            await _failing(work.finish())
+            if not row.seq:
+                seen_now = [(sequence, message)]
+                await self._ours(words.remember(work.link, job.consumer, seen_now))
+        await self._ours(words.passed(work.link, job.consumer, head))
+        return Applied() if todo == "run" else Seen()
+
+    async def _same_head(self, link: Link, row: Row) -> Head | None:
+        """The sequence as it is now, if this row is still the first of it, and as it was read."""
+        head = await self._words.head(link, row.parked.sequence)
+        return head if head is not None and head.row == row else None
+
+    async def _fail_row(self, row: Row, failure: Failure, started: bytes) -> Held | None:
+        """None: somebody has run, settled or changed it meanwhile, and that counts."""
+        async with self._transaction() as work:
+            same = await self._ours(self._same_head(work.link, row))
+            if same is not None:
+                await self._ours(self._words.failed(work.link, row, failure))
+            await self._ours(self._words.end(work.link, started))
+            await self._commit(work)
+            return None if same is None else Held(failure.why, failure.error)
+
+    # --- for people -------------------------------------------------------------------------
+
+    async def settle(
+        self, sequence: bytes, settlement: Settlement, *, who: str, note: str, dry_run: bool
+    ) -> Settled:
+        async def turn() -> Settled:
+            async with self._transaction() as work:
+                view, rows = await self._ours(self._view(work.link, sequence, settlement))
+                change = rules.settled(view, settlement, sequence)
+                if not dry_run:
+                    [row] = [each for each in rows if each.parked == change.row][:1]
+                    now = moment(await self._ours(self._words.now_us(work.link)))
+                    audit = rules.audited(change, settlement, at=now, who=who, note=note)
+                    await self._ours(self._words.make(work.link, change, row))
+                    await self._ours(self._words.write_audit(work.link, audit))
+                    await self._commit(work)
+                return rules.answer(change, dry_run=dry_run)
+
+        return await self._firmly(turn)
+
+    async def _view(
+        self, link: Link, sequence: bytes, settlement: Settlement
+    ) -> tuple[rules.View | None, list[Row]]:
+        words = self._words
+        head = await words.head(link, sequence)
+        if head is None:
+            return None, []
+        rows = [head.row]
+        if isinstance(settlement, Edit):
+            chosen = await words.chosen(link, sequence, settlement.event_id)
+            rows += [] if chosen is None else [chosen]
+        view = rules.View(
+            head.mark if head.row.seq else None,
+            head.row.parked,
+            head.following,
+            rows[-1].parked if len(rows) > 1 else None,
+            moment(await words.now_us(link)),
+            self._settings.retention_s,
+        )
+        return view, rows
+
+    # --- transactions -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _transaction(self, job: Job | None = None) -> AsyncIterator[Work]:
+        async with self._sessions.open(None if job is None else job.home) as work:
+            await self._ours(work.begin(self._sessions.idle_s))
+            yield work
+
+    async def _course(self, work: Work, consumer: str, messages: Sequence[Message]) -> Course:
+        idle_s = self._sessions.idle_s
+        known = self._words.known(work.link, consumer, messages, idle_s)
+        return Course(consumer, await self._ours(known))
+
+    async def _keep(self, work: Work, course: Course, started: bytes | None = None) -> None:
+        await _failing(work.finish())
+        await self._ours(self._words.keep(work.link, course))
+        if started is not None:
+            await self._ours(self._words.end(work.link, started))
+        await self._commit(work)
+
+    async def _commit(self, work: Work) -> None:
+        await _failing(work.commit())
+
+    async def _ours(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except self._lines.errors as error:
+            raise OursError from error
+
+    async def _firmly(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, again after passing trouble; what it failed with by itself is a `FailedError`."""
+        last: BaseException | None = None
+        reconnected = False
+        for turn in range(TRIES):
+            if turn:
+                await self._colour.sleep(pause_s(turn - 1))
+            try:
+                return await work()
+            except ChangedError as changed:
+                last = changed
+            except OursError as ours:
+                last = ours.__cause__
+                if await self._is_final(ours, reconnected=reconnected):
+                    raise _told(self._settings.where, last) from last
+                reconnected = reconnected or fault_of(last or ours) is Fault.GONE
+            except FailedError as failed:
+                last = failed.error
+                match _fault(last):
+                    case None:
+                        raise
+                    case Fault.GONE:
+                        raise _outage(self._settings.where, last) from last
+        raise _told(self._settings.where, last) from last
+
+    async def _is_final(self, ours: OursError, *, reconnected: bool) -> bool:
+        """Is trying again of no use?"""
+        fault = fault_of(ours.__cause__ or ours)
+        if fault is Fault.NO_TABLE and self._settings.create:
+            await carry(self._lines, schema.create, self._colour)
+            return False
+        # Who was overtaken by somebody that inserted the same reads again, too.
+        passing = fault in {Fault.AGAIN, Fault.LOCKED, Fault.TAKEN}
+        return not passing and (fault is not Fault.GONE or reconnected)
+
+    async def on_link(self, work: Callable[[Link], Awaitable[T]]) -> T:
+        """A piece of work that is committed by itself, statement by statement."""
+        try:
+            return await carry(self._lines, work, self._colour)
+        except NoTableError as error:
+            if not self._settings.create:
+                raise _no_table(self._settings.where) from error
+        await carry(self._lines, schema.create, self._colour)
+        return await carry(self._lines, work, self._colour)
+
+
+class _Excuse:
+    """What met an outage, or was stopped, while it was counted has not ended its process."""
+
+    def __init__(self, excused: set[bytes], id: bytes) -> None:
+        self._excused = excused
+        self._id = id
+
+    def __enter__(self) -> None:
+        self._excused.discard(self._id)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, SemelError | asyncio.CancelledError):
+            return
+        if len(self._excused) >= MOST_EXCUSED:
+            self._excused.clear()
+        self._excused.add(self._id)
+
+
+async def _failing(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except Exception as error:
+        raise FailedError from error
+
+
+def _fault(error: BaseException | None) -> Fault | None:
+    """What this means when it is no fault of a message's: go again, or an outage; else None."""
+    if rules.is_outage(error):
+        return Fault.GONE
+    while error is not None:
+        if isinstance(error, exc.TimeoutError):  # no connection to be had
+            return Fault.GONE
+        if isinstance(error, exc.DBAPIError):
+            fault = fault_of(error)
+            if fault in {Fault.AGAIN, Fault.LOCKED, Fault.GONE}:
+                return fault
+        error = error.__cause__
+    return None
+
+
+# --- telling ------------------------------------------------------------------------------------
+
+
+def _no_table(where: str) -> NoTableError:
+    return NoTableError(
+        f"there are no tables of an inbox in {where}; run `semel db init URL` (or upgrade), or "
+        "open it with SQLInbox(..., create=True)"
+    )
+
+
+def _told(where: str, error: BaseException | None) -> SemelError:
+    if error is None or isinstance(error, ChangedError):
+        return StoreUnavailableError(
+            f"others work on the same sequences in {where}, and were faster {TRIES} times; "
+            "nothing has happened"
+        )
+    match fault_of(error):
+        case Fault.NO_TABLE:
+            return _no_table(where)
+        case Fault.NO_COLUMN:
+            return SettingsError(
+                f"the tables of the inbox in {where} are not as they should be: {error}; "
+                "`semel db check URL` tells the differences"
+            )
+        case Fault.NO_RIGHT:
+            return StoreUnavailableError(
+                f"the user may not use the tables of the inbox in {where}: {error}; GRANT SELECT, "
+                "INSERT, UPDATE, DELETE on them to that user"
+            )
+    return unavailable(where, error)
+
+
+def _outage(where: str, error: BaseException) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"an outage while messages had their effects, told by {where} or a handler: {error}. What "
+        "was committed is remembered; nothing is held against a message"
+    )

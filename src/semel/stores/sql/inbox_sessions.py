@@ -1,0 +1,351 @@
+"""The sessions in which handlers work: one per transaction, committed by the inbox and nobody else.
+
+Marks and effects go through the session's own connection. A handler that commits would bring in
+its effect without its mark, so it is refused; one that rolls back, or whose transaction the server
+has given up, takes the others' effects along, which is noticed.
+
+A worker that freezes holds its row locks for as long as its transaction is open. So the server is
+told to end a transaction in which nothing happens for `idle_s`: PostgreSQL for this transaction
+only, MariaDB for the connection, until it goes back to its pool. SQLite has no server to tell: its
+only writer waits for a frozen one until that wakes up or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc, orm
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from semel.colour import ASYNC, SYNC, Colour, from_away
+from semel.errors import SettingsError
+from semel.messages import Message
+from semel.ports import Handle
+from semel.stores.sql import lines
+from semel.stores.sql.bound import bound_link
+from semel.stores.sql.committing import Watch
+from semel.stores.sql.endings import is_lost, refuse_lost
+from semel.stores.sql.links import Link
+
+T = TypeVar("T")
+
+IDLE_S = 60.0
+
+# A batch in hand for each of so many shards; whoever comes on top of that waits for one of them.
+KEPT_CONNECTIONS = 8
+MOST_CONNECTIONS = 64
+
+Factory: TypeAlias = Callable[..., Any]
+AnySession: TypeAlias = orm.Session | AsyncSession
+
+
+async def done(answer: Any) -> Any:
+    """The answer of either colour."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+# --- engines of our own -------------------------------------------------------------------------
+
+# No gap locks, which are what makes inserts of different keys deadlock; and what does not fit is
+# an error. How long a lock is waited for is the handlers' business.
+MYSQL_SESSION = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES'",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+
+
+def open_engine(url: URL) -> sa.Engine:
+    return sa.create_engine(lines.with_driver(url, "sync"), **_settings(url))
+
+
+def open_async_engine(url: URL) -> AsyncEngine:
+    return create_async_engine(lines.with_driver(url, "async"), **_settings(url))
+
+
+def _settings(url: URL) -> dict[str, Any]:
+    if url.drivername == "sqlite":
+        return {"connect_args": {"timeout": lines.CONNECT_WITHIN_S}}
+    within = {} if "connect_timeout" in url.query else {"connect_timeout": lines.CONNECT_WITHIN_S}
+    extra = MOST_CONNECTIONS - KEPT_CONNECTIONS
+    return {"connect_args": within, "pool_size": KEPT_CONNECTIONS, "max_overflow": extra}
+
+
+def prepare(engine: sa.Engine) -> None:
+    """Have connections of an engine of our own made ready."""
+    statements = {
+        "mysql": MYSQL_SESSION,
+        "mariadb": MYSQL_SESSION,
+        "sqlite": lines.SQLITE_SESSION,
+    }.get(engine.dialect.name, ())
+
+    def connected(dbapi: Any, _: Any) -> None:
+        cursor = dbapi.cursor()
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.close()
+
+    event.listen(engine, "connect", connected)
+
+
+# --- a transaction ------------------------------------------------------------------------------
+
+
+class _InboxWatch(Watch):
+    name = "semel.inbox"
+    refusal = (
+        "this session is committed by the inbox, together with the memory that the message had its "
+        "effect, so a handler must not commit it. Return instead. A savepoint "
+        "(session.begin_nested()) is fine"
+    )
+
+    @property
+    def on(self) -> bool:
+        return True
+
+
+class EndedError(Exception):
+    """A handler has ended the transaction that it shares with others."""
+
+
+class Work:
+    """One transaction: handlers' effects and the inbox' own rows."""
+
+    def __init__(
+        self, session: AnySession, colour: Colour, home: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self.session = session
+        self._colour = colour
+        self._home = home
+        sync = session.sync_session if isinstance(session, AsyncSession) else session
+        self._watch = _InboxWatch.of(sync)
+        self._connection: Any = None
+        self.link: Link
+
+    @property
+    def _sync_connection(self) -> sa.Connection:
+        connection: sa.Connection = getattr(self._connection, "sync_connection", self._connection)
+        return connection
+
+    async def begin(self, idle_s: float | None) -> None:
+        try:
+            self._connection = await done(self.session.connection())
+        except exc.UnboundExecutionError as error:
+            raise SettingsError(
+                "the inbox' session has no engine for everything; give SQLInbox(session=) a "
+                "factory whose sessions have a bind"
+            ) from error
+        self.link = bound_link(self._connection)
+        match self.link.dialect.name:
+            case "sqlite":
+                # A transaction that reads first and then writes can fail in the middle.
+                driver: Any = self._sync_connection.connection.driver_connection
+                if not driver.in_transaction:
+                    await self.link.change(self.link.dialect.begin)
+            case "mysql" if idle_s is not None:
+                await self._limit(idle_s)
+
+    async def _limit(self, idle_s: float) -> None:
+        connection = self._sync_connection
+        _reset_on_return(connection.engine)
+        if not connection.info.get(LIMITED):
+            # MySQL has no such setting; to it, what is between the marks is a comment.
+            await self.link.change(
+                f"SET @semel = 1 /*M!, SESSION idle_transaction_timeout = {round(idle_s):d} */"
+            )
+            connection.info[LIMITED] = True
+
+    async def call(self, handle: Handle, message: Message) -> None:
+        """Let the message have its effect, in this transaction."""
+        name = self._colour.name
+        if colour_of(handle, message, name) == name:
+            result = handle(message, self.session)
+            if inspect.isawaitable(result):
+                await self._awaited(result)
+        elif name == "sync":
+            assert self._home is not None, "a sync flow is driven from a loop's thread"
+            from_away(self._home, _on_the_loop(handle, message, _NO_SESSION["async"]))
+        else:
+            # A thread cannot be cancelled: nobody else may begin before it has ended.
+            call = asyncio.to_thread(_in_thread, handle, message, _NO_SESSION["sync"])
+            await ASYNC.shield(call)
+        if self._watch.ended:
+            raise EndedError("the handler has committed, rolled back or closed its session")
+
+    async def _awaited(self, result: Any) -> None:
+        if self._colour is SYNC:
+            _close(result)
+            raise SettingsError(
+                "a handler gave back something to await, and this inbox has a sync Engine; give "
+                "SQLInbox an AsyncEngine, or a URL"
+            )
+        await _not_cancelled_within(result)
+
+    async def apart(self, handle: Handle, message: Message) -> Exception | None:
+        """The same in a savepoint. What it failed with, if the transaction is as it was before."""
+        nested = await done(self.session.begin_nested())
+        try:
+            await self.call(handle, message)
+            await done(nested.commit())
+        except Exception as error:
+            if self._watch.ended or is_lost(self._sync_connection):
+                raise
+            await done(nested.rollback())
+            return error
+        if is_lost(self._sync_connection):
+            raise EndedError("the server has rolled back the transaction, and nobody said so")
+        return None
+
+    async def finish(self) -> None:
+        """All handlers have run: send what is left to send, and see that all of it stands."""
+        await done(self.session.flush())
+        if isinstance(self.session, AsyncSession):
+            await self._connection.run_sync(refuse_lost)
+        else:
+            refuse_lost(self._sync_connection)
+
+    async def commit(self) -> None:
+        with self._watch.open():
+            await done(self.session.commit())
+
+    async def close(self) -> None:
+        """Let go; what was not committed is rolled back."""
+        try:
+            await done(self.session.close())
+        except Exception:  # noqa: BLE001 - whatever it is, this connection is not to be used again
+            with contextlib.suppress(Exception):
+                await done(self.session.invalidate())
+
+
+class Sessions:
+    """Opens transactions of one colour."""
+
+    def __init__(
+        self,
+        engine: sa.Engine | AsyncEngine,
+        factory: Factory | None,
+        colour: Colour,
+        idle_s: float | None,
+    ) -> None:
+        self.engine = engine
+        self.idle_s = idle_s
+        self._factory = factory
+        self._colour = colour
+
+    @asynccontextmanager
+    async def open(self, home: asyncio.AbstractEventLoop | None = None) -> AsyncIterator[Work]:
+        work = Work(self._new(), self._colour, home)
+        try:
+            yield work
+        finally:
+            await self._colour.shield(work.close())
+
+    def _new(self) -> AnySession:
+        expected: Any = orm.Session if self._colour is SYNC else AsyncSession
+        if self._factory is None:
+            made: Any = expected(self.engine, expire_on_commit=False)
+        elif isinstance(self._factory, orm.sessionmaker | async_sessionmaker):
+            made = self._factory(bind=self.engine)
+        else:
+            made = self._factory()
+        if not isinstance(made, expected):
+            raise SettingsError(
+                f"SQLInbox(session=) made a {type(made).__name__}, and this inbox needs a "
+                f"{expected.__name__}; give it a {'' if expected is orm.Session else 'async_'}"
+                "sessionmaker"
+            )
+        session: AnySession = made
+        return session
+
+
+# --- an idle transaction on MariaDB -------------------------------------------------------------
+
+LIMITED = "semel.limited"
+
+
+def _reset_on_return(engine: sa.Engine) -> None:
+    if not event.contains(engine, "reset", _unlimited):
+        event.listen(engine, "reset", _unlimited)
+
+
+def _unlimited(dbapi: Any, record: Any, state: Any) -> None:
+    if record is None or state.terminate_only or not record.info.pop(LIMITED, False):
+        return
+    cursor = dbapi.cursor()
+    cursor.execute("SET @semel = 1 /*M!, SESSION idle_transaction_timeout = DEFAULT */")
+    cursor.close()
+
+
+# --- calling ------------------------------------------------------------------------------------
+
+
+def colour_of(handle: Handle, message: Message, otherwise: str) -> str:
+    """How the message's handler is written, where that can be told."""
+    told = getattr(handle, "colour", None)
+    if told is not None:
+        return str(told(message))
+    called = getattr(handle, "__call__", None)  # noqa: B004 - an object with an async __call__
+    is_async = inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(called)
+    return "async" if is_async else otherwise
+
+
+class _NoSession:
+    """What a handler of the other colour gets: it may do without, or be told."""
+
+    def __init__(self, handler: str, engine: str) -> None:
+        self._told = (
+            f"this handler is {handler}, and the inbox has no session for it: give SQLInbox a URL "
+            f"to serve both kinds, or {engine}"
+        )
+
+    def __getattr__(self, _: str) -> NoReturn:
+        raise SettingsError(self._told)
+
+
+_NO_SESSION = {
+    "sync": _NoSession("no async function", "an Engine to serve these"),
+    "async": _NoSession("an async function", "an AsyncEngine to serve these"),
+}
+
+
+async def _on_the_loop(handle: Handle, message: Message, session: Any) -> None:
+    result = handle(message, session)
+    if inspect.isawaitable(result):
+        await _not_cancelled_within(result)
+
+
+async def _not_cancelled_within(result: Any) -> None:
+    """A handler that cancelled something of its own has failed; we were not asked to stop."""
+    try:
+        await result
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("the handler was cancelled from within") from error
+
+
+def _in_thread(handle: Handle, message: Message, session: Any) -> None:
+    try:
+        result = handle(message, session)
+    except StopIteration as error:  # no future can carry one
+        raise RuntimeError(f"the handler raised {error!r}") from error
+    if inspect.isawaitable(result):
+        _close(result)
+        raise SettingsError("a sync handler gave back something to await; write it with async def")
+
+
+def _close(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()

@@ -1,0 +1,709 @@
+"""The statements of an inbox, on the link of somebody's transaction.
+
+A batch is read with one statement and kept with one or two, however large: marks are compared by
+their `turn` as they are written, so who was overtaken notices and takes everything back. What
+waits is dealt with row by row; there is little of it, or something is wrong anyway.
+"""
+
+# The statements are put together from names in this file and `schema`, nothing else.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from semel.cloudevents import NotAnEventError, from_json, to_json
+from semel.errors import CorruptRecordError
+from semel.messages import Audit, Message, ParkedMessage, ParkedSequence
+from semel.stores import inbox_rules as rules
+from semel.stores.inbox_rules import Change, Course, Failure, Known, Mark, Parking
+from semel.stores.rules import EPOCH, moment
+from semel.stores.sql.asking import dense
+from semel.stores.sql.dialects import MICROSECOND, Dialect
+from semel.stores.sql.links import Link
+from semel.stores.sql.rows import (
+    NOTHING,
+    SEPARATOR,
+    original_text,
+    shortened,
+    stored_text,
+)
+from semel.values import value
+
+T = TypeVar("T")
+
+# Of one statement: what every server takes in one packet, and SQLite in variables.
+PIECE = 250
+PIECE_CHARS = 1_000_000
+
+# What a name for people may have in its column.
+NAME_CHARS = 255
+
+
+class ChangedError(Exception):
+    """Somebody else was faster: what was read is not so any more."""
+
+
+@value
+class Row:
+    """A message that waits, as it is stored."""
+
+    id: int
+    parked: ParkedMessage
+
+    @property
+    def seq(self) -> int:
+        return rules.number_of(self.parked.message)
+
+
+@value
+class Head:
+    """The first message of a sequence, and the number of the next one that waits."""
+
+    mark: Mark
+    row: Row
+    following: int | None
+
+
+Marks: TypeAlias = Sequence[tuple[bytes, Message, Mark]]
+
+
+def name(text: str) -> str:
+    return shortened(text, NAME_CHARS)
+
+
+def _names(message: Message) -> tuple[str, str, str, str]:
+    m = message
+    return name(m.tenant), name(m.topic), name(m.aggregate_type), name(m.aggregate_id)
+
+
+def _marks_of(many: int) -> str:
+    return ", ".join("?" * many)
+
+
+def _rows_of(row: str, many: int) -> str:
+    return ", ".join([row] * many)
+
+
+def _pieces(given: Sequence[T], size: int = PIECE) -> Iterator[Sequence[T]]:
+    for start in range(0, len(given), size):
+        yield given[start : start + size]
+
+
+@value
+class Asked:
+    """What a batch asks for: sequences, messages without a number, baselines by identity."""
+
+    ordered: dict[bytes, bytes]
+    alone: dict[bytes, None]
+    topics: dict[bytes, str]
+
+    @classmethod
+    def of(cls, consumer: str, messages: Iterable[Message]) -> Asked:
+        asked = cls({}, {}, {})
+        baselines: dict[str, bytes] = {}
+        for message in messages:
+            id, _ = rules.sequence_of(consumer, message)
+            if not rules.is_ordered(message):
+                asked.alone[id] = None
+                continue
+            topic = message.topic
+            if topic not in baselines:
+                baselines[topic] = rules.baseline_of(consumer, topic)
+            asked.ordered[id] = baselines[topic]
+        asked.topics.update({id: topic for topic, id in baselines.items()})
+        return asked
+
+
+MARK = (
+    "id",
+    "consumer",
+    "tenant_id",
+    "topic",
+    "aggregate_type",
+    "aggregate_id",
+    "seq",
+    "head",
+    "turn",
+)
+
+MOVED = """
+    UPDATE SET seq = excluded.seq, head = excluded.head, turn = excluded.turn,
+        updated_at = excluded.updated_at
+    WHERE inbox_mark.turn = excluded.turn - 1"""
+
+PARKED = (
+    "consumer",
+    "sequence",
+    "slot",
+    "tenant_id",
+    "topic",
+    "aggregate_type",
+    "aggregate_id",
+    "seq",
+    "event_id",
+    "event_type",
+    "position",
+    "message",
+    "state",
+    "why",
+    "attempts",
+    "error",
+)
+
+STORED = (
+    "p.id, p.consumer, p.sequence, p.seq, p.event_id, p.message, p.state, p.why, p.attempts, "
+    "p.error, p.parked_at, p.due_at, p.edited"
+)
+
+
+class Words:
+    """What all databases are told alike."""
+
+    keep_first: ClassVar[str]
+    """Behind an INSERT that leaves a row as it is that is there already."""
+    add: ClassVar[str]
+    """Behind an INSERT into `inbox_started`, to count on in a row that is there already."""
+
+    # --- a batch ----------------------------------------------------------------------------
+
+    async def known(
+        self, link: Link, consumer: str, messages: Sequence[Message], idle_s: float | None
+    ) -> Known:
+        """What is known of the sequences in the batch."""
+        raise NotImplementedError
+
+    async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
+        """Write the marks, each by its turn, or raise `ChangedError`."""
+        raise NotImplementedError
+
+    async def keep(self, link: Link, course: Course) -> None:
+        """Keep what the batch has changed."""
+        if marks := sorted(course.marks, key=lambda mark: mark[0]):
+            await self.mark(link, course.consumer, marks)
+        if course.seen:
+            await self.remember(link, course.consumer, course.seen.items())
+        if course.parked:
+            await self._park(link, course.consumer, course.parked)
+        for sequence, seq in sorted(course.woken):
+            await self.wake(link, sequence, seq)
+
+    async def remember(
+        self, link: Link, consumer: str, seen: Iterable[tuple[bytes, Message]]
+    ) -> None:
+        """Messages without a number that had their effect. Who comes second violates the key."""
+        for piece in _pieces(sorted(seen, key=lambda each: each[0])):
+            rows = _rows_of("(?, ?, ?, {now})", len(piece))
+            now = link.dialect.now_param()
+            values = [
+                v for id, message in piece for v in (id, name(consumer), name(message.id), *now)
+            ]
+            await link.change(
+                f"INSERT INTO inbox_message (id, consumer, event_id, received_at) VALUES {rows}",
+                values,
+            )
+
+    async def _park(self, link: Link, consumer: str, parked: Sequence[Parking]) -> None:
+        for piece in _light_pieces(parked):
+            row = f"({_marks_of(len(PARKED))}, {{later}}, {{now}}, 0)"
+            columns = f"{', '.join(PARKED)}, due_at, parked_at, edited"
+            values = [v for each in piece for v in _parked_values(link.dialect, consumer, *each)]
+            await link.change(
+                f"INSERT INTO event_parked ({columns}) VALUES {_rows_of(row, len(piece))} "
+                + self.keep_first,
+                values,
+            )
+
+    async def wake(self, link: Link, sequence: bytes, seq: int) -> None:
+        update = "UPDATE event_parked SET due_at = {now} WHERE sequence = ? AND seq = ?"
+        await link.change(update, (*link.dialect.now_param(), sequence, seq))
+
+    # --- one that is run alone --------------------------------------------------------------
+
+    async def begin(self, link: Link, id: bytes, consumer: str, message: Message, by: int) -> int:
+        """Count that it is begun, once more by so much; the number of beginnings without end."""
+        insert = (
+            "INSERT INTO inbox_started (id, consumer, event_id, started, updated_at) "
+            f"VALUES (?, ?, ?, 1, {{now}}) {self.add}"
+        )
+        now = link.dialect.now_param()
+        await link.change(insert, (id, name(consumer), name(message.id), *now, by))
+        rows = await link.fetch("SELECT started FROM inbox_started WHERE id = ?", (id,))
+        return int(rows[0][0]) if rows else 1
+
+    async def end(self, link: Link, id: bytes) -> None:
+        await link.change("DELETE FROM inbox_started WHERE id = ?", (id,))
+
+    # --- what waits -------------------------------------------------------------------------
+
+    async def due(
+        self, link: Link, consumer: str, slots: tuple[int, int], limit: int
+    ) -> list[bytes]:
+        """The sequences in these slots whose first message is due, the longest overdue first."""
+        select = (
+            "SELECT sequence FROM event_parked WHERE consumer = ? AND due_at <= {now} "
+            f"AND slot BETWEEN ? AND ? ORDER BY due_at LIMIT {limit:d}"
+        )
+        now = link.dialect.now_param()
+        return [bytes(id) for (id,) in await link.fetch(select, (name(consumer), *now, *slots))]
+
+    async def head(self, link: Link, sequence: bytes) -> Head | None:
+        select = f"SELECT {STORED} FROM event_parked AS p WHERE p.sequence = ? ORDER BY p.seq"
+        rows = await link.fetch(f"{select} LIMIT 2", (sequence,))
+        if not rows:
+            return None
+        following = int(rows[1][3]) if len(rows) > 1 else None
+        return Head(await self._mark_of(link, sequence), _row(rows[0], link.dialect), following)
+
+    async def _mark_of(self, link: Link, sequence: bytes) -> Mark:
+        select = "SELECT seq, head, turn FROM inbox_mark WHERE id = ?"
+        rows = await link.fetch(select, (sequence,))
+        return _mark(*rows[0]) if rows else Mark()
+
+    async def is_due(self, link: Link, row: Row) -> bool:
+        select = "SELECT 1 FROM event_parked WHERE id = ? AND due_at <= {now}"
+        return bool(await link.fetch(select, (row.id, *link.dialect.now_param())))
+
+    async def has_seen(self, link: Link, id: bytes) -> bool:
+        return bool(await link.fetch("SELECT 1 FROM inbox_message WHERE id = ?", (id,)))
+
+    async def passed(self, link: Link, consumer: str, head: Head) -> None:
+        """The first one is behind us: forget it, and let the next one come."""
+        await self._drop(link, head.row)
+        if head.row.seq:
+            moved = rules.passed(head.mark, head.row.seq, head.following)
+            await self._move(link, consumer, head.row.parked, *moved)
+
+    async def _drop(self, link: Link, row: Row) -> None:
+        delete = "DELETE FROM event_parked WHERE id = ? AND edited = ?"
+        _once(await link.change(delete, (row.id, row.parked.edited)))
+
+    async def _move(
+        self, link: Link, consumer: str, parked: ParkedMessage, mark: Mark, woken: int | None
+    ) -> None:
+        await self.mark(link, consumer, [(parked.sequence, parked.message, mark)])
+        if woken is not None:
+            await self.wake(link, parked.sequence, woken)
+        elif mark.head is not None:
+            await self._gap(link, parked.sequence, mark.head)
+
+    async def _gap(self, link: Link, sequence: bytes, seq: int) -> None:
+        update = (
+            "UPDATE event_parked SET why = 'gap', due_at = NULL "
+            "WHERE sequence = ? AND seq = ? AND state = 'waiting'"
+        )
+        await link.change(update, (sequence, seq))
+
+    async def too_early(self, link: Link, row: Row) -> None:
+        """One before it has not come: it waits for that."""
+        await self._gap(link, row.parked.sequence, row.seq)
+
+    async def failed(self, link: Link, row: Row, failure: Failure) -> None:
+        """It has failed again."""
+        update = (
+            "UPDATE event_parked SET state = ?, why = ?, attempts = ?, error = ?, "
+            "due_at = {later} WHERE id = ? AND edited = ? AND attempts = ?"
+        )
+        state = "waiting" if failure.why == "retry" else "parked"
+        later = link.dialect.later_param(_us(failure.delay_s))
+        told = (state, failure.why, failure.attempts, stored_text(failure.error), later)
+        as_read = (row.id, row.parked.edited, row.parked.attempts)
+        _once(await link.change(update, (*told, *as_read)))
+
+    # --- beginnings and ends ----------------------------------------------------------------
+
+    async def baseline(self, link: Link, consumer: str, topic: str) -> None:
+        id = rules.baseline_of(consumer, topic)
+        if await link.fetch("SELECT 1 FROM inbox_baseline WHERE id = ?", (id,)):
+            return
+        insert = "INSERT INTO inbox_baseline (id, consumer, topic, created_at)"
+        values = (id, name(consumer), name(topic), *link.dialect.now_param())
+        await link.change(f"{insert} VALUES (?, ?, ?, {{now}})", values)
+
+    async def sweep(self, link: Link, before: int, limit: int) -> int:
+        """Delete what is older than so many microseconds; the number of messages forgotten."""
+        clock = await self.now_us(link)
+        old = link.dialect.stamp(max(0, clock - before))
+        await link.change("DELETE FROM inbox_started WHERE updated_at < ?", (old,))
+        select = f"SELECT id FROM inbox_message WHERE received_at < ? LIMIT {limit:d}"
+        ids = [id for (id,) in await link.fetch(select, (old,))]
+        for piece in _pieces(ids):
+            marks = _marks_of(len(piece))
+            await link.change(f"DELETE FROM inbox_message WHERE id IN ({marks})", piece)
+        return len(ids)
+
+    async def now_us(self, link: Link) -> int:
+        [(now,)] = await link.fetch("SELECT {now}", link.dialect.now_param())
+        return link.dialect.micros(now)
+
+    # --- for people -------------------------------------------------------------------------
+
+    async def sequences(
+        self,
+        link: Link,
+        wanted: Sequence[tuple[str, str]],
+        state: Literal["waiting", "parked"] | None,
+        limit: int,
+        after: bytes | None,
+    ) -> list[ParkedSequence]:
+        """Those whose columns are as wanted."""
+        asked = [(f"p.{column} = ?", name(text)) for column, text in wanted]
+        asked += [] if state is None else [("p.state = ?", state)]
+        behind: list[tuple[str, Any]] = [] if after is None else [("p.sequence > ?", after)]
+        where = "".join(f" AND {test}" for test, _ in (*asked, *behind))
+        select = f"""
+            SELECT {STORED}, m.seq,
+                (SELECT COUNT(*) FROM event_parked AS q WHERE q.sequence = p.sequence)
+            FROM event_parked AS p LEFT JOIN inbox_mark AS m ON m.id = p.sequence
+            WHERE (p.seq = 0 OR p.seq = COALESCE(m.head, p.seq)){where}
+            ORDER BY p.sequence LIMIT {limit:d}"""
+        values = [given for _, given in (*asked, *behind)]
+        return [_sequence(row, link.dialect) for row in await link.fetch(dense(select), values)]
+
+    async def waiting(
+        self, link: Link, sequence: bytes, limit: int, after: int
+    ) -> list[ParkedMessage]:
+        select = (
+            f"SELECT {STORED} FROM event_parked AS p WHERE p.sequence = ? "
+            f"AND (p.seq = 0 OR p.seq > ?) ORDER BY p.seq LIMIT {limit:d}"
+        )
+        rows = await link.fetch(select, (sequence, after))
+        return [_row(row, link.dialect).parked for row in rows]
+
+    async def chosen(self, link: Link, sequence: bytes, event_id: str) -> Row | None:
+        select = f"SELECT {STORED} FROM event_parked AS p WHERE p.sequence = ? AND p.event_id = ?"
+        rows = await link.fetch(select, (sequence, name(event_id)))
+        return _row(rows[0], link.dialect) if rows else None
+
+    async def make(self, link: Link, change: Change, row: Row) -> None:
+        """What a settlement changes."""
+        parked = row.parked
+        if change.keep is not None:
+            await self._replace(link, row, change.keep)
+        if change.drop:
+            await self._drop(link, row)
+        if change.seen and not await self.has_seen(link, parked.sequence):
+            await self.remember(link, parked.consumer, [(parked.sequence, parked.message)])
+        if change.mark is not None:
+            await self._move(link, parked.consumer, parked, change.mark, change.woken)
+
+    async def _replace(self, link: Link, row: Row, keep: ParkedMessage) -> None:
+        update = (
+            "UPDATE event_parked SET message = ?, state = ?, why = ?, attempts = ?, due_at = ?, "
+            "edited = ? WHERE id = ? AND edited = ? AND attempts = ?"
+        )
+        due = None if keep.due_at is None else link.dialect.stamp(_micros(keep.due_at))
+        told = (to_json(keep.message), keep.state, keep.why, keep.attempts, due, keep.edited)
+        as_read = (row.id, row.parked.edited, row.parked.attempts)
+        _once(await link.change(update, (*told, *as_read)))
+
+    async def write_audit(self, link: Link, audit: Audit) -> None:
+        insert = (
+            "INSERT INTO event_parked_audit (settled_at, who, verb, consumer, sequence, event_id, "
+            f"note, payload_before, payload_after) VALUES ({{now}}, {_marks_of(8)})"
+        )
+        a = audit
+        told = (name(a.who), a.verb, name(a.consumer), a.sequence, name(a.event_id))
+        note = stored_text(a.note)
+        now = link.dialect.now_param()
+        await link.change(insert, (*now, *told, note, a.before, a.after))
+
+    async def audit(self, link: Link, sequence: bytes | None, limit: int) -> list[Audit]:
+        where, values = ("", ()) if sequence is None else ("WHERE sequence = ?", (sequence,))
+        select = (
+            "SELECT settled_at, who, verb, consumer, sequence, event_id, note, payload_before, "
+            f"payload_after FROM event_parked_audit {where} ORDER BY id DESC LIMIT {limit:d}"
+        )
+        return [_audit(row, link.dialect) for row in await link.fetch(select, values)]
+
+
+def _once(matched: int) -> None:
+    if matched != 1:
+        raise ChangedError
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+Document: TypeAlias = tuple[Parking, str]
+
+
+def _light_pieces(parked: Sequence[Parking]) -> Iterator[Sequence[Document]]:
+    """Each with its document, in pieces that fit into one statement."""
+    piece: list[Document] = []
+    size = 0
+    for parking in parked:
+        document = to_json(parking.message)
+        size += len(document)
+        if piece and (len(piece) == PIECE or size > PIECE_CHARS):
+            yield piece
+            piece, size = [], len(document)
+        piece.append((parking, document))
+    yield piece
+
+
+def _us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1_000_000)
+
+
+def _micros(at: Any) -> int:
+    micros: int = (at - EPOCH) // MICROSECOND
+    return micros
+
+
+def _parked_values(
+    dialect: Dialect, consumer: str, parking: Parking, document: str
+) -> tuple[Any, ...]:
+    p, m = parking, parking.message
+    return (
+        name(consumer),
+        p.sequence,
+        p.slot,
+        *_names(m),
+        rules.number_of(m),
+        name(m.id),
+        name(m.type),
+        m.position,
+        document,
+        p.state,
+        p.why,
+        p.attempts,
+        stored_text(p.error),
+        dialect.later_param(_us(p.delay_s)),
+        *dialect.now_param(),
+    )
+
+
+def _mark_values(consumer: str, sequence: bytes, message: Message, mark: Mark) -> tuple[Any, ...]:
+    return (sequence, name(consumer), *_names(message), mark.seq, mark.head, mark.turn)
+
+
+def _mark(seq: Any, head: Any, turn: Any) -> Mark:
+    return Mark(int(seq), None if head is None else int(head), int(turn))
+
+
+def _row(stored: Sequence[Any], dialect: Dialect) -> Row:
+    id, consumer, sequence, _, event_id, message, state, why, attempts = stored[:9]
+    error, parked_at, due_at, edited = stored[9:13]
+    try:
+        read = from_json(message)
+    except NotAnEventError as problem:
+        raise CorruptRecordError(
+            f"event {event_id} in table event_parked (id {id}) cannot be read: {problem}; correct "
+            "its message, or delete that row"
+        ) from problem
+    at = dialect.micros
+    return Row(
+        int(id),
+        ParkedMessage(
+            bytes(sequence),
+            original_text(consumer),
+            read,
+            state,
+            why,
+            int(attempts),
+            original_text(error),
+            moment(at(parked_at)),
+            None if due_at is None else moment(at(due_at)),
+            int(edited),
+        ),
+    )
+
+
+def _sequence(stored: Sequence[Any], dialect: Dialect) -> ParkedSequence:
+    *row, mark, waiting = stored
+    head = _row(row, dialect)
+    return ParkedSequence(head.parked, int(waiting) - 1, int(mark or 0) if head.seq else None)
+
+
+def _audit(stored: Sequence[Any], dialect: Dialect) -> Audit:
+    settled_at, who, verb, consumer, sequence, event_id, note, before, after = stored
+    names = (original_text(who), verb, original_text(consumer), bytes(sequence))
+    told = (original_text(event_id), original_text(note))
+    return Audit(moment(dialect.micros(settled_at)), *names, *told, before, after)
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------
+
+_ARRAY = "string_to_array(?::text, chr(31), chr(30))"
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Columns, each sent as one text: every driver can, and no length is in the SQL."""
+    return [
+        SEPARATOR.join([NOTHING if v is None else str(v) for v in column])
+        for column in zip(*rows, strict=True)
+    ]
+
+
+class PostgresWords(Words):
+    """One statement to read, one to write.
+
+    Each row is looked up by a subquery of its own, which uses the index whatever the planner
+    believes about a table that was empty a minute ago.
+    """
+
+    keep_first = "ON CONFLICT (sequence, seq) DO NOTHING"
+    add = (
+        "ON CONFLICT (id) DO UPDATE SET started = inbox_started.started + ?::int, "
+        "updated_at = excluded.updated_at"
+    )
+
+    LIMIT = "SELECT 0, length(set_config('idle_in_transaction_session_timeout', ?::text, true)), "
+    LIMIT += "NULL, NULL, NULL"
+
+    KNOWN = dense("""
+        SELECT u.n::int4, m.seq, m.head, m.turn, CASE WHEN m.turn IS NULL THEN
+            (SELECT 1 FROM inbox_baseline AS b WHERE b.id = decode(u.topic, 'hex')) END
+        FROM unnest(string_to_array(?::text, ','), string_to_array(?::text, ','))
+            WITH ORDINALITY AS u (id, topic, n)
+        LEFT JOIN LATERAL (SELECT k.seq, k.head, k.turn FROM inbox_mark AS k
+            WHERE k.id = decode(u.id, 'hex') LIMIT 1) AS m ON true""")
+
+    ALONE = dense("""
+        SELECT -u.n::int4, (SELECT 1 FROM inbox_message AS k WHERE k.id = decode(u.id, 'hex')),
+            (SELECT 1 FROM event_parked AS p WHERE p.sequence = decode(u.id, 'hex') LIMIT 1),
+            NULL, NULL
+        FROM unnest(string_to_array(?::text, ',')) WITH ORDINALITY AS u (id, n)""")
+
+    MARK = dense(f"""
+        INSERT INTO inbox_mark ({", ".join(MARK)}, updated_at)
+        SELECT decode(u.id, 'hex'), u.consumer, COALESCE(u.tenant_id, ''), COALESCE(u.topic, ''),
+            COALESCE(u.aggregate_type, ''), COALESCE(u.aggregate_id, ''), u.seq::int8,
+            u.head::int8, u.turn::int8, clock_timestamp()
+        FROM unnest({", ".join([_ARRAY] * len(MARK))})
+            WITH ORDINALITY AS u ({", ".join(MARK)}, n)
+        ORDER BY u.n
+        ON CONFLICT (id) DO {MOVED}""")
+
+    async def known(
+        self, link: Link, consumer: str, messages: Sequence[Message], idle_s: float | None
+    ) -> Known:
+        asked = Asked.of(consumer, messages)
+        ordered, alone = list(asked.ordered), list(asked.alone)
+        statements, values = [], []
+        if idle_s is not None:
+            statements, values = [self.LIMIT], [str(round(idle_s * 1000))]
+        if ordered:
+            statements.append(self.KNOWN)
+            values += [_hex(ordered), _hex(asked.ordered.values())]
+        if alone:
+            statements.append(self.ALONE)
+            values.append(_hex(alone))
+        rows = await link.fetch(" UNION ALL ".join(statements), values)
+        found = [(n, row) for n, *row in rows if n]
+        begun = {asked.ordered[ordered[n - 1]] for n, row in found if n > 0 and row[3]}
+        return Known(
+            {ordered[n - 1]: _mark(*row[:3]) for n, row in found if n > 0 and row[2] is not None},
+            {alone[-n - 1] for n, row in found if n < 0 and row[0]},
+            {alone[-n - 1] for n, row in found if n < 0 and row[1]},
+            {asked.topics[id] for id in begun},
+        )
+
+    async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
+        rows = [_mark_values(consumer, *each) for each in marks]
+        sent = _columns([(id.hex(), *more) for id, *more in rows])
+        if await link.change(self.MARK, sent) != len(marks):
+            raise ChangedError
+
+
+def _hex(ids: Iterable[bytes]) -> str:
+    return ",".join([id.hex() for id in ids])
+
+
+# --- MariaDB, MySQL, SQLite ---------------------------------------------------------------------
+
+
+class PlainWords(Words):
+    """Lists of values, in pieces."""
+
+    async def known(
+        self, link: Link, consumer: str, messages: Sequence[Message], idle_s: float | None
+    ) -> Known:
+        asked = Asked.of(consumer, messages)
+        marks: dict[bytes, Mark] = {}
+        seen: set[bytes] = set()
+        waits: set[bytes] = set()
+        begun: set[str] = set()
+        for kind, id, *mark in await self._look_up(link, asked):
+            match kind:
+                case 1:
+                    marks[bytes(id)] = _mark(*mark)
+                case 2:
+                    begun.add(asked.topics[bytes(id)])
+                case 3:
+                    seen.add(bytes(id))
+                case _:
+                    waits.add(bytes(id))
+        return Known(marks, seen, waits, begun)
+
+    async def _look_up(self, link: Link, asked: Asked) -> list[Any]:
+        kinds: list[tuple[str, Sequence[bytes]]] = [
+            ("SELECT 1, id, seq, head, turn FROM inbox_mark WHERE id", list(asked.ordered)),
+            ("SELECT 2, id, 0, 0, 0 FROM inbox_baseline WHERE id", list(asked.topics)),
+            ("SELECT 3, id, 0, 0, 0 FROM inbox_message WHERE id", list(asked.alone)),
+            ("SELECT 4, sequence, 0, 0, 0 FROM event_parked WHERE sequence", list(asked.alone)),
+        ]
+        rows: list[Any] = []
+        for start in range(0, max(len(asked.ordered), len(asked.alone)), PIECE):
+            pieces = [(select, ids[start : start + PIECE]) for select, ids in kinds]
+            pieces = [(select, ids) for select, ids in pieces if ids]
+            said = [f"{select} IN ({_marks_of(len(ids))})" for select, ids in pieces]
+            values = [id for _, ids in pieces for id in ids]
+            rows += await link.fetch(" UNION ALL ".join(said), values)
+        return rows
+
+
+class SQLiteWords(PlainWords):
+    """Whoever writes is alone."""
+
+    keep_first = "ON CONFLICT (sequence, seq) DO NOTHING"
+    add = (
+        "ON CONFLICT (id) DO UPDATE SET started = inbox_started.started + ?, "
+        "updated_at = excluded.updated_at"
+    )
+
+    async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
+        insert = f"INSERT INTO inbox_mark ({', '.join(MARK)}, updated_at) VALUES"
+        for piece in _pieces(marks):
+            rows = _rows_of(f"({_marks_of(len(MARK))}, {{now}})", len(piece))
+            now = link.dialect.now_param()
+            values = [v for each in piece for v in (*_mark_values(consumer, *each), *now)]
+            moved = f"{insert} {rows} ON CONFLICT (id) DO {MOVED}"
+            if await link.change(moved, values) != len(piece):
+                raise ChangedError
+
+
+class MySQLWords(PlainWords):
+    """A row that is there is told from one that is not: its counts of rows would not tell."""
+
+    keep_first = "ON DUPLICATE KEY UPDATE edited = edited"
+    add = "ON DUPLICATE KEY UPDATE started = started + ?, updated_at = VALUES(updated_at)"
+
+    async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
+        for piece in _pieces([each for each in marks if each[2].turn > 1]):
+            await self._update(link, piece)
+        for piece in _pieces([each for each in marks if each[2].turn == 1]):
+            rows = _rows_of(f"({_marks_of(len(MARK))}, {{now}})", len(piece))
+            insert = f"INSERT INTO inbox_mark ({', '.join(MARK)}, updated_at) VALUES {rows}"
+            await link.change(insert, [v for each in piece for v in _mark_values(consumer, *each)])
+
+    async def _update(self, link: Link, marks: Marks) -> None:
+        by_id = f"CASE id {' '.join(['WHEN ? THEN ?'] * len(marks))} END"
+        update = (
+            f"UPDATE inbox_mark SET seq = {by_id}, head = {by_id}, turn = turn + 1, "
+            f"updated_at = {{now}} WHERE id IN ({_marks_of(len(marks))}) AND turn = {by_id}"
+        )
+        seqs = [v for id, _, mark in marks for v in (id, mark.seq)]
+        heads = [v for id, _, mark in marks for v in (id, mark.head)]
+        turns = [v for id, _, mark in marks for v in (id, mark.turn - 1)]
+        ids = [id for id, _, _ in marks]
+        if await link.change(update, [*seqs, *heads, *ids, *turns]) != len(marks):
+            raise ChangedError
+
+
+WORDS: dict[str, Words] = {
+    "postgresql": PostgresWords(),
+    "mysql": MySQLWords(),
+    "sqlite": SQLiteWords(),
+}
