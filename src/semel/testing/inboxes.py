@@ -44,21 +44,20 @@ class Died(BaseException):
 
 
 def message(seq: int | None, aggregate: str = "7", **more: Any) -> Message:
-    return Message(
-        **{
-            "position": seq or 0,
-            "id": f"{more.get('topic', 'orders')}-{aggregate}-{seq}",
-            "type": "placed",
-            "topic": "orders",
-            "tenant": "",
-            "aggregate_type": "order",
-            "aggregate_id": aggregate,
-            "seq": seq,
-            "payload": f'{{"n": {seq or 0}}}',
-            "time": datetime(2026, 1, 1, tzinfo=UTC),
-        }
-        | more
+    """One of topic "orders", unless it is told otherwise."""
+    first = Message(
+        position=seq or 0,
+        id=f"{more.get('topic', 'orders')}-{aggregate}-{seq}",
+        type="placed",
+        topic="orders",
+        tenant="",
+        aggregate_type="order",
+        aggregate_id=aggregate,
+        seq=seq,
+        payload=f'{{"n": {seq or 0}}}',
+        time=datetime(2026, 1, 1, tzinfo=UTC),
     )
+    return replace(first, **more)
 
 
 def messages(*seqs: int, aggregate: str = "7") -> list[Message]:
@@ -725,13 +724,14 @@ class InboxContract:
         assert (poison.behind, poison.mark, poison.head.state) == (2, 1, "parked")
         assert found["u"].head.state == "waiting"
         assert (found[other.id].head.why, found[other.id].mark) == ("gap", 0)
-        for filters, ids in (
+        expected: list[tuple[dict[str, Any], set[str]]] = [
             ({"state": "parked"}, {"orders-7-2"}),
             ({"state": "waiting"}, {"u", other.id}),
             ({"topic": "bills"}, {other.id}),
             ({"tenant": "acme"}, {other.id}),
             ({"tenant": "", "topic": "orders"}, {"orders-7-2", "u"}),
-        ):
+        ]
+        for filters, ids in expected:
             some = await people.list(consumer=consumer, **filters)
             assert {each.head.message.id for each in some} == ids
         pages = [await people.list(consumer=consumer, limit=2)]
