@@ -22,6 +22,7 @@ from semel.inbox import PoisonError, RedisInbox, SQLInbox
 from semel.messages import Message
 from semel.parked import Parked
 from semel.stores.sql import schema
+from support.cli_reference import documented_fields
 
 HAPPENED = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
@@ -511,3 +512,21 @@ def test_whoever_did_it_is_this_user_unless_said_otherwise(url, monkeypatch):
     shown = semel_cli("audit", url).stdout
     assert "berta@" in shown
     assert "\treplay\t" in shown
+
+
+def test_the_reference_names_the_fields_of_every_answer(url):
+    page = answer("list", url)
+    shown = answer("show", url, ids(url)["dead"])
+    sequence = page["sequences"][0]
+
+    assert documented_fields("`parked list`") == list(page)
+    assert documented_fields("A parked sequence") == list(sequence)
+    assert documented_fields("A parked message") == list(sequence["head"])
+    more = [name for name in shown if name not in sequence]
+    assert documented_fields("`parked show`") == more
+    settled = documented_fields("`parked edit`, `parked replay`, `parked skip`")
+    assert settled == list(answer("replay", url, ids(url)["dead"]))[1:]
+    assert documented_fields("`parked replay --all`") == list(answer("replay", url, "--all"))
+    audit = answer("audit", url)
+    assert documented_fields("`parked audit`") == list(audit)
+    assert documented_fields("What was done by hand") == list(audit["audit"][0])

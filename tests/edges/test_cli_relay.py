@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from semel.relay import Relay
 from semel.stores.sql import SQLStore, schema
 from semel.stores.sql.outbox_lag import Holder, Lag
 from semel.stores.sql.outbox_reading import Lane, OutboxReader
+from support.cli_reference import documented_fields
 from support.process import wait_until
 from support.relay_process import Running, add, engine_of, lying_in, numbers_of
 
@@ -370,6 +372,19 @@ def test_an_outbox_is_divided_anew_when_all_is_published(any_database):
     assert answer("outbox", "status", any_database)["relays"][0]["shards"] == 4
     again = semel_cli("outbox", "reshard", any_database, "--shards", "2")
     assert again.stdout == "2 shards; start the relays with a broker that has as many\n"
+
+
+def test_the_reference_names_the_fields_of_every_answer(database, monkeypatch):
+    advance(database, 0)
+    told = answer("outbox", "status", database)
+    holder = dataclasses.asdict(Holder(1, "", 0.0, ""))
+
+    assert documented_fields("`outbox status`") == list(told)
+    assert documented_fields("Relays of one name") == list(told["relays"][0])
+    assert documented_fields("A transaction that relays do not pass") == list(holder)
+    assert documented_fields("`outbox sweep`") == list(answer("outbox", "sweep", database))
+    reshard = answer("outbox", "reshard", database, "--shards", "2")
+    assert documented_fields("`outbox reshard`") == list(reshard)
 
 
 @pytest.mark.parametrize("options", [(), ("--shards", "0"), ("--shards", "257")])

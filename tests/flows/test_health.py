@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 from http import HTTPStatus
 
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.brokers import MemoryBroker
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.health import serve, server, watch
+from semel.health.metrics import RELAY, WORKER
 from semel.health.server import Answer, listening
 from semel.inbox import MemoryInbox
 from semel.messages import Forked, Full, Tail
@@ -21,6 +23,7 @@ from semel.relay import Relay
 from semel.stores.sql import SQLStore, schema
 from semel.stores.sql.outbox_reading import OutboxReader
 from semel.worker import Worker
+from support.cli_reference import REFERENCE
 from support.relay_process import add
 
 
@@ -402,3 +405,13 @@ async def test_two_of_one_name_cannot_be_told_apart(database):
         async with serve(*relays, at="127.0.0.1:0"):
             pass
     await store.aclose()
+
+
+def test_the_reference_names_every_metric():
+    page = REFERENCE.read_text()
+    named = re.findall(r"^\| `(semel_[\w{},]+)` \|", page, re.MULTILINE)
+    documented = {
+        name.replace("{relay,worker}", kind) for name in named for kind in ("relay", "worker")
+    }
+    there = {f"{one.name}{'_total' if one.counts else ''}" for one in (*RELAY, *WORKER)}
+    assert documented == there
