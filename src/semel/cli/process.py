@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import Annotated, Any, Self
 
@@ -104,11 +105,17 @@ async def _run(
         telling.say(f"{watch.title}: {about}")
         if http:
             url = await stack.enter_async_context(serve(watch, at=http))
-            telling.say(f"{watch.title}: health at {url}")
+            telling.say(f"{watch.title}: health at {url}{_without_metrics()}")
         ending.asks(lambda: _stop(part, watch, telling))
         await stack.enter_async_context(telling.about(watch))
         await part.run()
         telling.say(f"{watch.title}: ended")
+
+
+def _without_metrics() -> str:
+    if find_spec("prometheus_client") is not None:
+        return ""
+    return ", without /metrics: pip install 'semel[metrics]'"
 
 
 def _stop(part: Part, watch: Watch, telling: _Telling) -> None:
