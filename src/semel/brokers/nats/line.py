@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -33,6 +33,9 @@ CLOSING_S = 1.0
 
 # Answers of the server that are not JSON come with a status instead: nobody serves the subject.
 NO_RESPONDERS = 503
+
+BAD_REQUEST = 400
+NO_REPLICAS = 10074  # told as if the server had failed; a single one cannot have any
 
 
 @value
@@ -234,7 +237,7 @@ class Line:
         return read(await self.ask(api_request(verb, body)))
 
     @contextlib.asynccontextmanager
-    async def using(self, wire: Wire) -> Any:
+    async def using(self, wire: Wire) -> AsyncIterator[None]:
         """What goes wrong on the wire ends it, and is told as what it means to us."""
         try:
             yield
@@ -302,7 +305,7 @@ def refused(answer: Mapping[str, Any], what: str) -> BrokerUnavailableError | Se
             f"NATS cannot {what}: JetStream does not answer. Start the server with -js, and see "
             "that this user may use $JS.API.>"
         )
-    if answer["error"]["code"] == 400:  # noqa: PLR2004 - as in HTTP
+    if answer["error"]["code"] == BAD_REQUEST or error_code(answer) == NO_REPLICAS:
         return SettingsError(f"NATS will not {what}: {why}")
     return BrokerUnavailableError(f"NATS cannot {what}: {why}")
 
