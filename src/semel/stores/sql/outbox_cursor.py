@@ -1,13 +1,15 @@
-"""How far the relays of one name are: a row per shard, and one per topic that a shard published.
+"""How far the relays of one name are: a row per shard.
 
-The shard's own row (its topic is empty) has the position up to which everything is published, and
-the fence of the owner who may say so. A topic's row has the last message that was published to it
-and, where the topic lags behind its shard, a position of its own.
-
-Every change is conditional on fence and number of shards in the shard's own row. So whoever was
-deposed, or has not heard that the shards were divided anew, changes nothing.
+It has the position up to which everything is published, per topic the last message published, the
+positions of topics that lag behind, and the fence of the owner who may say so. Owners write it all
+the time, in one statement each, conditional on fence and number of shards: whoever was deposed, or
+has not heard that the shards were divided anew, changes nothing.
 
 The first shard's row stands for the name: it is made first, and says how many shards there are.
+
+On PostgreSQL a row that is written all the time leaves its old versions behind while any
+transaction is open that could see them, and looking it up by its key goes through all of them
+(15,000 versions: 6 ms). So its owner remembers where the last version lies, and looks there first.
 """
 
 # The statements are put together from names in this file, nothing else.
@@ -15,6 +17,7 @@ The first shard's row stands for the name: it is made first, and says how many s
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,13 +26,8 @@ from typing import Any
 from semel.errors import SettingsError
 from semel.keys import identity
 from semel.messages import Tail
-from semel.stores.sql.asking import dense
-from semel.stores.sql.links import Link
-from semel.stores.sql.rows import NOTHING, SEPARATOR
+from semel.stores.sql.links import Link, Rows
 from semel.values import value
-
-# The shard's own row, and lane: no topic has an empty name.
-OWN = ""
 
 
 @value
@@ -54,8 +52,8 @@ class Party:
     name: str
     shards: int
 
-    def id(self, shard: int, topic: str = OWN) -> bytes:
-        return identity("semel.outbox", self.name.encode(), b"%d" % shard, topic.encode())
+    def id(self, shard: int) -> bytes:
+        return identity("semel.outbox", self.name.encode(), b"%d" % shard)
 
 
 # --- transactions -------------------------------------------------------------------------------
@@ -121,10 +119,14 @@ async def swept(link: Link, lock: str | None = None) -> int:
 
 # --- taking a shard -----------------------------------------------------------------------------
 
-ROW = ("id", "name", "shard", "shards", "topic", "position", "tail_position", "tail_event_id")
-INSERT = f"INSERT INTO event_outbox_cursor ({', '.join(ROW)}, fence, updated_at)"
+ROW = ("id", "name", "shard", "shards", "position", "lowest", "tails", "lanes")
+INSERT = (
+    f"INSERT INTO event_outbox_cursor ({', '.join(ROW)}, fence, updated_at) "
+    f"VALUES ({', '.join('?' * len(ROW))}, 0, {{now}})"
+)
 
 RAISE = "UPDATE event_outbox_cursor SET fence = ?, updated_at = {now} WHERE id = ? AND fence <= ?"
+SELECT = "SELECT position, tails, lanes FROM event_outbox_cursor WHERE id = ?"
 
 
 async def take(link: Link, party: Party, shard: int, fence: int) -> Cursor | None:
@@ -134,10 +136,11 @@ async def take(link: Link, party: Party, shard: int, fence: int) -> Cursor | Non
         if there != party.shards:
             raise _other_shards(party, there)
         await _make_row(link, party, shard)
-        values = [fence, *link.dialect.now_param(), party.id(shard), fence]
-        if not await link.change(RAISE, values):
+        id = party.id(shard)
+        if not await link.change(RAISE, [fence, *link.dialect.now_param(), id, fence]):
             return None
-        return await _cursor(link, party, shard, fence)
+        [(position, tails, lanes)] = await link.fetch(SELECT, [id])
+    return Cursor(shard, fence, int(position), read_tails(tails), json.loads(lanes))
 
 
 async def _shards_of(link: Link, party: Party) -> int:
@@ -152,18 +155,14 @@ async def _shards_of(link: Link, party: Party) -> int:
 
 async def _make_row(link: Link, party: Party, shard: int) -> None:
     """Where there is none. It begins with the oldest event that nobody has deleted."""
-    select = "SELECT 1 FROM event_outbox_cursor WHERE id = ?"
-    if not await link.fetch(select, [party.id(shard)]):
+    if not await link.fetch(SELECT, [party.id(shard)]):
         await insert_row(link, party, shard, await swept(link, SHARE[link.dialect.name]))
 
 
 async def insert_row(link: Link, party: Party, shard: int, position: int) -> None:
-    named = [party.id(shard), party.name, shard, party.shards, OWN]
-    marks = ", ".join("?" * len(ROW))
-    await link.change(
-        f"{INSERT} VALUES ({marks}, 0, {{now}}) {IGNORE[link.dialect.name]}",
-        [*named, position, 0, "", *link.dialect.now_param()],
-    )
+    named = [party.id(shard), party.name, shard, party.shards]
+    values = [*named, position, position, "{}", "{}", *link.dialect.now_param()]
+    await link.change(f"{INSERT} {IGNORE[link.dialect.name]}", values)
 
 
 def _other_shards(party: Party, there: int) -> SettingsError:
@@ -174,151 +173,119 @@ def _other_shards(party: Party, there: int) -> SettingsError:
     )
 
 
+def read_tails(text: str) -> Mapping[str, Tail]:
+    return {topic: Tail(position, id) for topic, (position, id) in json.loads(text).items()}
+
+
+def _written(cursor: Cursor) -> tuple[int, int, str, str]:
+    """Its position, the lowest of all its positions, its tails and its lanes."""
+    tails = {topic: (tail.position, tail.id) for topic, tail in cursor.tails.items()}
+    lowest = min(cursor.position, *cursor.lanes.values()) if cursor.lanes else cursor.position
+    return cursor.position, lowest, _dumped(tails), _dumped(cursor.lanes)
+
+
+_dumped = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 async def relays(link: Link) -> dict[str, int]:
     """The names there are, and how many shards each has."""
     rows = await link.fetch("SELECT name, MAX(shards) FROM event_outbox_cursor GROUP BY name")
     return {name: int(shards) for name, shards in sorted(rows)}
 
 
-# Few rows, and read only when a shard changes hands: no index is worth writing.
-SELECT = "SELECT topic, position, tail_position, tail_event_id FROM event_outbox_cursor"
-
-
-async def _cursor(link: Link, party: Party, shard: int, fence: int) -> Cursor:
-    rows = await link.fetch(f"{SELECT} WHERE name = ? AND shard = ?", [party.name, shard])
-    at = {topic: position for topic, position, *_ in rows}
-    tails = {topic: Tail(int(position), id) for topic, _, position, id in rows}
-    return Cursor(
-        shard=shard,
-        fence=fence,
-        position=int(at.pop(OWN)),
-        tails={topic: tail for topic, tail in tails.items() if tail.position},
-        lanes={topic: int(position) for topic, position in at.items() if position is not None},
-    )
-
-
 # --- going on -----------------------------------------------------------------------------------
 
-Told = tuple[str, int | None, Tail]
-"""A topic's row: the topic, the position of its lane if it has one, and its tail."""
 
-
-async def advance(
-    link: Link,
-    party: Party,
-    cursor: Cursor,
-    position: int,
-    tails: Mapping[str, Tail],
-    lanes: Mapping[str, int | None],
-) -> Cursor | None:
-    """Write it all, or nothing when the shard is not ours any more."""
-    after = _moved(cursor, position, tails, lanes)
-    topics = sorted({*tails, *lanes})
-    told = [(t, after.lanes.get(t), after.tails.get(t, Tail())) for t in topics]
-    told = [one for one in told if one != _as_told(cursor, one[0])]
-    back = any(lane is not None for lane in lanes.values())
-    work = _advance_postgres if link.dialect.name == "postgresql" else _advance_plain
-    return after if await work(link, party, after, told, back) else None
-
-
-def _moved(
+def moved(
     cursor: Cursor, position: int, tails: Mapping[str, Tail], lanes: Mapping[str, int | None]
 ) -> Cursor:
+    """The cursor with what has changed; a lane that is None is gone."""
     if position < cursor.position:
         raise ValueError("a shard's position never goes back; give the topic a lane of its own")
     all_lanes = {**cursor.lanes, **lanes}
+    all_tails = {**cursor.tails, **tails}
     return replace(
         cursor,
         position=position,
-        tails={**cursor.tails, **tails},
+        tails={topic: tail for topic, tail in all_tails.items() if tail.position},
         lanes={topic: at for topic, at in all_lanes.items() if at is not None},
     )
 
 
-def _as_told(cursor: Cursor, topic: str) -> Told:
-    return topic, cursor.lanes.get(topic), cursor.tails.get(topic, Tail())
+@value
+class Owned:
+    """The condition that a shard, in the cursor's row `c`, is ours."""
+
+    where: str
+    values: Sequence[Any]
 
 
-# A lane may begin before what was swept a moment ago. The sweep has this row for itself while it
-# looks at the lanes and deletes, so either it sees the lane, or the lane's owner sees the mark.
-BEFORE_THE_SWEEP = f"SELECT position FROM event_outbox_mark WHERE id = '{SWEPT}'"
-
-_COLUMNS = ("id", "topic", "position", "tail_position", "tail_event_id")
-_GIVEN = ", ".join("string_to_array(?::text, chr(31), chr(30))" for _ in _COLUMNS)
-
-# Nothing is lost when a crash forgets it: what is published again is known to be there. So nobody
-# waits for the disk. An empty text is an array without an element.
-ADVANCE = dense(f"""
-    WITH own AS (
-        UPDATE event_outbox_cursor SET position = ?::int8, updated_at = clock_timestamp()
-        WHERE id = ?::bytea AND fence = ?::int8 AND shards = ?::int8
-        RETURNING name, shard, shards
-    ), told AS (
-        INSERT INTO event_outbox_cursor AS c ({", ".join(ROW)}, fence, updated_at)
-        SELECT decode(u.id, 'hex'), own.name, own.shard, own.shards, u.topic, u.position::int8,
-            u.tail_position::int8, COALESCE(u.tail_event_id, ''), 0, clock_timestamp()
-        FROM own, unnest({_GIVEN}) AS u ({", ".join(_COLUMNS)})
-        ON CONFLICT (id) DO UPDATE SET position = excluded.position,
-            tail_position = excluded.tail_position, tail_event_id = excluded.tail_event_id,
-            updated_at = excluded.updated_at
+def owned(link: Link, party: Party, cursor: Cursor, there: str = "") -> Owned:
+    """`there`: where PostgreSQL has the row, if nobody has written it since we did."""
+    values = [party.id(cursor.shard), cursor.fence, party.shards]
+    if link.dialect.name != "postgresql":
+        return Owned("c.id = ? AND c.fence = ? AND c.shards = ?", values)
+    where = "c.id = ?::bytea AND c.fence = ?::int8 AND c.shards = ?::int8"
+    return (
+        Owned(f"c.ctid = ?::text::tid AND {where}", [there, *values])
+        if there
+        else Owned(where, values)
     )
-    SELECT count(*), set_config('synchronous_commit', 'off', true) FROM own""")
-
-ADVANCE_BACK = (
-    ADVANCE.replace("WITH own", f"WITH swept AS ({BEFORE_THE_SWEEP} FOR SHARE), own", 1)
-    + ", (SELECT count(*) AS n FROM swept) AS s"
-)
-
-
-async def _advance_postgres(
-    link: Link, party: Party, after: Cursor, told: Sequence[Told], back: bool
-) -> bool:
-    rows = [
-        (party.id(after.shard, topic).hex(), topic, lane, tail.position, tail.id)
-        for topic, lane, tail in told
-    ]
-    own = [after.position, party.id(after.shard), after.fence, party.shards]
-    statement = ADVANCE_BACK if back else ADVANCE
-    [(done, *_)] = await link.ask(statement, [*own, *_as_columns(rows)])
-    return bool(done)
-
-
-def _as_columns(rows: Sequence[Sequence[Any]]) -> list[str]:
-    columns = zip(*rows, strict=True) if rows else [()] * len(_COLUMNS)
-    return [SEPARATOR.join([NOTHING if v is None else str(v) for v in c]) for c in columns]
 
 
 MOVE = (
-    "UPDATE event_outbox_cursor SET position = ?, updated_at = {now} "
-    "WHERE id = ? AND fence = ? AND shards = ?"
+    "UPDATE event_outbox_cursor SET position = ?, lowest = ?, tails = ?, lanes = ?, "
+    "updated_at = {now} WHERE id = ? AND fence = ? AND shards = ?"
 )
 
-_KEPT = ("position", "tail_position", "tail_event_id", "updated_at")
-UPSERT = {
-    "mysql": "ON DUPLICATE KEY UPDATE " + ", ".join(f"{c} = VALUES({c})" for c in _KEPT),
-    "sqlite": "ON CONFLICT (id) DO UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in _KEPT),
-}
+# A lane may begin before what was swept a moment ago. The sweep has this row for itself while it
+# looks at the lanes and deletes, so either it sees the lane, or the lane's owner sees the mark.
+HOLD_SWEEPS = f"SELECT position FROM event_outbox_mark WHERE id = '{SWEPT}'"
 
 
-async def _advance_plain(
-    link: Link, party: Party, after: Cursor, told: Sequence[Told], back: bool
-) -> bool:
-    now = link.dialect.now_param()
-    name = link.dialect.name
+async def write(link: Link, party: Party, cursor: Cursor, *, back: bool) -> bool:
+    """Write it all; False, and nothing, when the shard is not ours any more.
+
+    `back`: a lane lies before where the shard was.
+    """
+    ours = owned(link, party, cursor)
+    values = [*_written(cursor), *link.dialect.now_param(), *ours.values]
+    if not back:
+        return bool(await link.change(MOVE, values))
     async with transaction(link):
-        own = [after.position, *now, party.id(after.shard), after.fence, party.shards]
-        if not await link.change(MOVE, own):
-            return False
-        if back:
-            await link.fetch(BEFORE_THE_SWEEP + SHARE[name])
-        if told:
-            marks = ", ".join([f"({', '.join('?' * len(ROW))}, 0, {{now}})"] * len(told))
-            rows = [v for one in told for v in (*_row(party, after.shard, one), *now)]
-            await link.change(f"{INSERT} VALUES {marks} {UPSERT[name]}", rows)
-    return True
+        await link.fetch(HOLD_SWEEPS + SHARE[link.dialect.name])
+        return bool(await link.change(MOVE, values))
 
 
-def _row(party: Party, shard: int, told: Told) -> Sequence[Any]:
-    topic, lane, tail = told
-    named = (party.id(shard, topic), party.name, shard, party.shards, topic)
-    return (*named, lane, tail.position, tail.id)
+# --- going on, PostgreSQL -----------------------------------------------------------------------
+
+# Nothing is lost when a crash forgets it: what is published again is known to be there. So nobody
+# waits for the disk.
+MOVE_POSTGRES = (
+    "UPDATE event_outbox_cursor AS c SET position = ?::int8, lowest = ?::int8, tails = ?::text, "
+    "lanes = ?::text, updated_at = clock_timestamp() WHERE {owned} "
+    "RETURNING c.ctid::text, set_config('synchronous_commit', 'off', true)"
+)
+HOLDING_SWEEPS = f"WITH held AS ({HOLD_SWEEPS} FOR SHARE) "
+HELD = " AND (SELECT count(*) FROM held) >= 0"
+
+
+async def write_postgres(
+    link: Link, party: Party, cursor: Cursor, there: str, *, back: bool
+) -> str | None:
+    """The same; where the row lies then, or None."""
+    rows = await _move(link, cursor, owned(link, party, cursor, there), back=back)
+    if not rows and there:
+        rows = await _move(link, cursor, owned(link, party, cursor), back=back)
+    return rows[0][0] if rows else None
+
+
+async def _move(link: Link, cursor: Cursor, ours: Owned, *, back: bool) -> Rows:
+    statement = MOVE_POSTGRES.replace("{owned}", ours.where + HELD if back else ours.where)
+    statement = HOLDING_SWEEPS + statement if back else statement
+    return await link.ask(statement, [*_written(cursor), *ours.values])
+
+
+async def is_there(link: Link, ours: Owned) -> bool:
+    select = f"SELECT 1 FROM event_outbox_cursor AS c WHERE {ours.where}"
+    return bool(await link.ask(select, ours.values))

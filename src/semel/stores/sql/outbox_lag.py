@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from semel.errors import SettingsError
 from semel.messages import slots_of
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
-from semel.stores.sql.outbox_cursor import OWN, SELECT, Party, swept
+from semel.stores.sql.outbox_cursor import Party, swept
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION, SLOT
 from semel.stores.sql.outbox_watermark import HELD, PLACE
 from semel.values import value
@@ -70,18 +71,22 @@ async def lag(link: Link, party: Party) -> Lag:
 
 Lanes = Mapping[tuple[int, str], int]
 
+WHERE = "SELECT shard, position, lanes FROM event_outbox_cursor WHERE name = ?"
+
 
 async def _where(link: Link, party: Party) -> tuple[dict[int, int], Lanes]:
     """The shards' positions and the lanes'.
 
     A shard that nobody has taken yet is where it would be if somebody took it now.
     """
-    select = SELECT.replace("SELECT topic", "SELECT shard, topic", 1)
-    rows = await link.fetch(f"{select} WHERE name = ? AND position IS NOT NULL", [party.name])
-    found = {(int(shard), topic): int(position) for shard, topic, position, *_ in rows}
+    rows = await link.fetch(WHERE, [party.name])
+    there = {int(shard): int(position) for shard, position, _ in rows}
+    lanes = {int(shard): json.loads(lanes) for shard, _, lanes in rows}
     begin = await swept(link)
-    positions = {shard: found.pop((shard, OWN), begin) for shard in range(party.shards)}
-    return positions, {key: at for key, at in found.items() if key[0] in positions}
+    positions = {shard: there.get(shard, begin) for shard in range(party.shards)}
+    return positions, {
+        (shard, t): at for shard in positions for t, at in lanes.get(shard, {}).items()
+    }
 
 
 Condition = tuple[str, list[Any]]

@@ -19,6 +19,9 @@ from typing import Any
 from semel.messages import Message
 from semel.stores.rules import EPOCH
 from semel.stores.sql.asking import dense
+from semel.stores.sql.links import Link
+from semel.stores.sql.outbox_cursor import Owned
+from semel.values import value
 
 # What a row's place in the order of reading is called.
 POSITION = {"postgresql": "id", "mysql": "position", "sqlite": "id"}
@@ -29,38 +32,106 @@ NUMBER = {"postgresql": "?::int8", "mysql": "?", "sqlite": "?"}
 SLOT = {"postgresql": "shard::int8", "mysql": "shard", "sqlite": "+shard"}
 BY_POSITION = {"mysql": " FORCE INDEX (ux_event_outbox_position)"}
 
-SIZE = {"postgresql": "octet_length", "mysql": "LENGTH", "sqlite": "length"}
-
-CREATED = {
-    "postgresql": "(extract(epoch FROM created_at) * 1000000)::int8",
-    "mysql": "created_at",
-    "sqlite": "created_at",
-}
-
 NAMES = ("event_id", "event_type", "topic", "tenant_id", "aggregate_type", "aggregate_id")
 
 
+@value
+class Stretch:
+    """Which rows: behind one position up to another, of some slots, or of one topic among them."""
+
+    after: int
+    upto: int
+    slots: tuple[int, int] | None
+    topic: str | None
+
+    def where(self, database: str) -> str:
+        place, number = POSITION[database], NUMBER[database]
+        parts = [f"{place} > {number}", f"{place} <= {number}"]
+        parts += [f"{SLOT[database]} BETWEEN {number} AND {number}"] if self.slots else []
+        parts += ["topic = ?"] if self.topic is not None else []
+        return " AND ".join(parts)
+
+    @property
+    def values(self) -> list[Any]:
+        topic = [] if self.topic is None else [self.topic]
+        return [self.after, self.upto, *(self.slots or ()), *topic]
+
+
+async def fetch(
+    link: Link, stretch: Stretch, owned: Owned, limit: int, most_bytes: int
+) -> tuple[list[Any], bool]:
+    """Rows of the stretch, and whether there may be more: it ends at the limit, or is too heavy.
+
+    Nothing is found by whoever is not the shard's owner.
+    """
+    work = _fetch_postgres if link.dialect.name == "postgresql" else _fetch_plain
+    return await work(link, stretch, owned, limit, most_bytes)
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------
+
+
 @lru_cache
-def page_statement(database: str, *, whole: bool, one_topic: bool) -> str:
-    """For (after, end, [first slot, last slot], [topic], id, fence, shards, limit, bytes)."""
-    place, number = POSITION[database], NUMBER[database]
-    where = [f"{place} > {number}", f"{place} <= {number}"]
-    where += [] if whole else [f"{SLOT[database]} BETWEEN {number} AND {number}"]
-    where += ["topic = ?"] if one_topic else []
-    where.append(
-        "EXISTS (SELECT 1 FROM event_outbox_cursor AS c "
-        f"WHERE c.id = ? AND c.fence = {number} AND c.shards = {number})"
-    )
+def _postgres(where: str, owned: str) -> str:
     columns = f"{', '.join(NAMES)}, seq, payload, created, headers"
     return dense(f"""
         SELECT place, {columns}, total FROM (
-            SELECT p.*, SUM(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM (
-                SELECT {place} AS place, {", ".join(NAMES)}, seq, payload,
-                    {CREATED[database]} AS created, headers, {SIZE[database]}(payload) AS size
-                FROM event_outbox{BY_POSITION.get(database, "")}
-                WHERE {" AND ".join(where)} ORDER BY {place} LIMIT {number}
+            SELECT p.*, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM (
+                SELECT id AS place, {", ".join(NAMES)}, seq, payload,
+                    (extract(epoch FROM created_at) * 1000000)::int8 AS created, headers,
+                    octet_length(payload) AS size
+                FROM event_outbox WHERE {where} AND EXISTS (
+                    SELECT 1 FROM event_outbox_cursor AS c WHERE {owned}
+                ) ORDER BY id LIMIT ?::int8
             ) AS p
-        ) AS q WHERE total - size < {number} ORDER BY place""")
+        ) AS q WHERE total - size < ?::int8 ORDER BY place""")
+
+
+async def _fetch_postgres(
+    link: Link, stretch: Stretch, owned: Owned, limit: int, most_bytes: int
+) -> tuple[list[Any], bool]:
+    statement = _postgres(stretch.where("postgresql"), owned.where)
+    rows = await link.ask(statement, [*stretch.values, *owned.values, limit, most_bytes])
+    cut = bool(rows) and (len(rows) == limit or rows[-1][-1] >= most_bytes)
+    return rows, cut
+
+
+# --- MariaDB, MySQL, SQLite ---------------------------------------------------------------------
+
+
+async def _fetch_plain(
+    link: Link, stretch: Stretch, owned: Owned, limit: int, most_bytes: int
+) -> tuple[list[Any], bool]:
+    """Sizes first: they have no window over rows with long texts that would be worth its while."""
+    database = link.dialect.name
+    place = POSITION[database]
+    table = f"event_outbox{BY_POSITION.get(database, '')} WHERE"
+    ordered = f"ORDER BY {place} LIMIT ?"
+    select = f"SELECT {place}, LENGTH(payload) FROM {table} {stretch.where(database)} {ordered}"
+    sizes = await link.fetch(select, [*stretch.values, limit])
+    light = _light(sizes, most_bytes)
+    if not light:
+        return [], False
+    columns = f"{place}, {', '.join(NAMES)}, seq, payload, created_at, headers, 0"
+    exists = f"EXISTS (SELECT 1 FROM event_outbox_cursor AS c WHERE {owned.where})"
+    rows = await link.fetch(
+        f"SELECT {columns} FROM {table} {stretch.where(database)} AND {exists} {ordered}",
+        [*stretch.values, *owned.values, light],
+    )
+    return rows, bool(rows) and (light == limit or light < len(sizes))
+
+
+def _light(sizes: Sequence[Any], most_bytes: int) -> int:
+    """How many of them are one page: at least one, and as many as are light enough."""
+    total = 0
+    for count, (_, size) in enumerate(sizes, 1):
+        total += int(size)
+        if total >= most_bytes:
+            return count
+    return len(sizes)
+
+
+# --- messages -----------------------------------------------------------------------------------
 
 
 def _of_micros(us: int) -> datetime:
@@ -82,8 +153,9 @@ MOMENTS: Mapping[str, Callable[[Any], datetime]] = {
 }
 
 
-def messages(rows: Sequence[Any], moment: Callable[[Any], datetime], source: str) -> list[Message]:
+def messages(rows: Sequence[Any], database: str, source: str) -> list[Message]:
     """This is where a reader's time goes, so it is written out."""
+    moment = MOMENTS[database]
     return [
         Message(at, id, kind, to, of, a, b, seq, text, moment(us), _read(headers), source)
         for at, id, kind, to, of, a, b, seq, text, us, headers, _ in rows

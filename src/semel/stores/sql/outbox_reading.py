@@ -33,10 +33,10 @@ from semel.stores.sql.faults import NoTableError
 from semel.stores.sql.ledger import AsyncLedger, Home
 from semel.stores.sql.lines import AsyncLines, Work
 from semel.stores.sql.links import Link
-from semel.stores.sql.outbox_cursor import OWN, Cursor, Party
+from semel.stores.sql.outbox_cursor import Cursor, Party
 from semel.stores.sql.outbox_lag import Holder, Lag, lag, long_transactions
 from semel.stores.sql.outbox_notify import hear
-from semel.stores.sql.outbox_pages import MOMENTS, messages, page_statement
+from semel.stores.sql.outbox_pages import Stretch, fetch, messages
 from semel.stores.sql.outbox_placing import place
 from semel.stores.sql.outbox_reshard import reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, sweep
@@ -46,6 +46,9 @@ from semel.values import value
 __all__ = ["Cursor", "Holder", "Lag", "Lane", "OutboxReader", "Page"]
 
 T = TypeVar("T")
+
+# The shard's own lane: no topic has an empty name.
+OWN = ""
 
 # Shards are read, published and moved side by side; more links than this would only wait.
 MOST_LINKS = 4
@@ -93,6 +96,8 @@ class OutboxReader:
         self._store = store
         self._party = Party(_checked_name(name), _checked_shards(shards))
         self._source = source
+        self._there: dict[int, str] = {}
+        """By shard: where PostgreSQL has its cursor's row."""
         self._links: weakref.WeakKeyDictionary[Home, _Links] = weakref.WeakKeyDictionary()
 
     async def news(self) -> int:
@@ -128,8 +133,18 @@ class OutboxReader:
         A lane that is None has caught up. None, and nothing written, when the shard is not ours
         any more. After giving a topic a lane that lies behind, ask `swept_to` what is left there.
         """
-        work = partial(cursors.advance, position=position, tails=tails, lanes=lanes)
-        return await self._run(lambda link: work(link, self._party, cursor))
+        after = cursors.moved(cursor, position, tails, lanes)
+        back = any(at is not None and at < cursor.position for at in lanes.values())
+        return after if await self._run(lambda link: self._write(link, after, back)) else None
+
+    async def _write(self, link: Link, cursor: Cursor, back: bool) -> bool:
+        if link.dialect.name != "postgresql":
+            return await cursors.write(link, self._party, cursor, back=back)
+        there = self._there.pop(cursor.shard, "")
+        now = await cursors.write_postgres(link, self._party, cursor, there, back=back)
+        if now is not None:
+            self._there[cursor.shard] = now
+        return now is not None
 
     async def swept_to(self) -> int:
         """Rows up to this position may have been deleted."""
@@ -193,24 +208,28 @@ class OutboxReader:
             bound = await news(link)
         if bound <= lane.position:
             return Page((), lane.position, more=False)
-        end = min(bound, lane.position + SPAN)
-        rows = await self._rows(link, cursor, lane, limit, end)
-        cut = bool(rows) and (len(rows) == limit or rows[-1][-1] >= PAGE_BYTES)
-        upto = int(rows[-1][0]) if cut else end
-        found = messages(rows, MOMENTS[link.dialect.name], self._source)
-        return Page(found, upto, more=upto < bound)
+        slots = slots_of(cursor.shard, self._party.shards)
+        stretch = Stretch(
+            after=lane.position,
+            upto=min(bound, lane.position + SPAN),
+            slots=None if self._party.shards == 1 else slots,
+            topic=None if lane.topic == OWN else lane.topic,
+        )
+        rows, cut = await self._fetch(link, cursor, stretch, limit)
+        upto = int(rows[-1][0]) if cut else stretch.upto
+        return Page(messages(rows, link.dialect.name, self._source), upto, more=upto < bound)
 
-    async def _rows(
-        self, link: Link, cursor: Cursor, lane: Lane, limit: int, end: int
-    ) -> list[Any]:
-        first, last = slots_of(cursor.shard, self._party.shards)
-        whole = self._party.shards == 1
-        statement = page_statement(link.dialect.name, whole=whole, one_topic=lane.topic != OWN)
-        params = [lane.position, end]
-        params += [] if whole else [first, last]
-        owned = [self._party.id(cursor.shard), cursor.fence, self._party.shards]
-        topic = [] if lane.topic == OWN else [lane.topic]
-        return await link.ask(statement, [*params, *topic, *owned, limit, PAGE_BYTES])
+    async def _fetch(
+        self, link: Link, cursor: Cursor, stretch: Stretch, limit: int
+    ) -> tuple[list[Any], bool]:
+        there = self._there.get(cursor.shard, "")
+        owned = cursors.owned(link, self._party, cursor, there)
+        rows, cut = await fetch(link, stretch, owned, limit, PAGE_BYTES)
+        if rows or not there or await cursors.is_there(link, owned):
+            return rows, cut
+        return await fetch(
+            link, stretch, cursors.owned(link, self._party, cursor), limit, PAGE_BYTES
+        )
 
     # --- links ------------------------------------------------------------------------------
 

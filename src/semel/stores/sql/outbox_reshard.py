@@ -13,17 +13,18 @@ Killed after the first step, the relays take their shards anew and nothing has c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from semel.errors import SettingsError
 from semel.messages import slots_of
 from semel.stores.sql.links import Link
-from semel.stores.sql.outbox_cursor import OWN, UPDATE, Party, insert_row, transaction
+from semel.stores.sql.outbox_cursor import UPDATE, Party, insert_row, transaction
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION, SLOT
 from semel.values import value
 
-STEP_BACK = "UPDATE event_outbox_cursor SET fence = fence + 1 WHERE name = ? AND topic = ''"
-SELECT = "SELECT shard, shards, topic, position, fence FROM event_outbox_cursor WHERE name = ?"
+STEP_BACK = "UPDATE event_outbox_cursor SET fence = fence + 1 WHERE name = ?"
+SELECT = "SELECT shard, shards, position, lanes, fence FROM event_outbox_cursor WHERE name = ?"
 
 
 @value
@@ -54,14 +55,13 @@ async def reshard(
 
 async def _found(link: Link, name: str, lock: str = "") -> _Found | None:
     rows = await link.fetch(SELECT + lock, [name])
-    own = [row for row in rows if row[2] == OWN]
-    if not own:
+    if not rows:
         return None
     return _Found(
-        shards=int(own[0][1]),
-        positions={int(shard): int(position) for shard, _, _, position, _ in own},
-        fences={int(shard): int(fence) for shard, _, _, _, fence in own},
-        lagging=sorted({row[2] for row in rows if row[2] != OWN and row[3] is not None}),
+        shards=int(rows[0][1]),
+        positions={int(shard): int(position) for shard, _, position, _, _ in rows},
+        fences={int(shard): int(fence) for shard, _, _, _, fence in rows},
+        lagging=sorted({topic for row in rows for topic in json.loads(row[3])}),
     )
 
 
@@ -102,10 +102,8 @@ async def _divide(link: Link, party: Party, found: _Found, upto: int) -> None:
     """All go on from one position: behind every message that is in any shard's streams."""
     drop = "DELETE FROM event_outbox_cursor WHERE name = ? AND shard >= ?"
     await link.change(drop, [party.name, party.shards])
-    change = "UPDATE event_outbox_cursor SET shards = ? WHERE name = ?"
-    await link.change(change, [party.shards, party.name])
-    move = "UPDATE event_outbox_cursor SET position = ? WHERE name = ? AND topic = ''"
-    await link.change(move, [upto, party.name])
+    change = "UPDATE event_outbox_cursor SET shards = ?, position = ?, lowest = ? WHERE name = ?"
+    await link.change(change, [party.shards, upto, upto, party.name])
     for shard in range(party.shards):
         if shard not in found.positions:
             await insert_row(link, party, shard, upto)

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from semel.errors import SettingsError
 from semel.stores.sql.links import Link
-from semel.stores.sql.outbox_cursor import OWN, SWEPT, UPDATE, move_mark, swept, transaction
+from semel.stores.sql.outbox_cursor import SWEPT, UPDATE, move_mark, swept, transaction
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION
 
 # Rows per transaction: few enough that nobody feels its locks.
@@ -24,10 +24,7 @@ CHUNK = 1000
 LONGEST_S = 100 * 366 * 86_400.0
 
 # How many shards have a row, how many there are, and where the slowest of them, or lane, is.
-LOWEST = (
-    f"SELECT SUM(CASE WHEN topic = '{OWN}' THEN 1 ELSE 0 END), MAX(shards), MIN(position) "
-    "FROM event_outbox_cursor WHERE position IS NOT NULL GROUP BY name"
-)
+LOWEST = "SELECT COUNT(*), MAX(shards), MIN(lowest) FROM event_outbox_cursor GROUP BY name"
 
 
 def checked_keep(keep_s: float) -> int:
@@ -40,7 +37,7 @@ def checked_keep(keep_s: float) -> int:
 async def floor(link: Link) -> int:
     """Up to here everybody has published everything; 0 where nobody has read anything yet."""
     rows = await link.fetch(LOWEST)
-    return min((int(at) if int(own) == int(of) else 0 for own, of, at in rows), default=0)
+    return min((int(at) if int(there) == int(of) else 0 for there, of, at in rows), default=0)
 
 
 async def sweep(link: Link, keep_us: int, size: int) -> tuple[int, bool]:
