@@ -474,6 +474,34 @@ def test_a_worker_is_a_process_with_probes(shop, database, broker, tmp_path):
         assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("there", ["nothing", "a ledger"])
+def test_a_worker_without_tables_says_how_to_make_them(shop, tmp_path, there):
+    (tmp_path / "shop.db").unlink()
+    (tmp_path / "shop.db").touch()
+    if there == "a ledger":  # of a release before the inbox
+        schema.init(f"sqlite:///{tmp_path}/shop.db")
+        older = sqlite3.connect(tmp_path / "shop.db")
+        for (table,) in older.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' "
+            "AND (name GLOB 'inbox_*' OR name GLOB 'event_parked*')"
+        ).fetchall():
+            older.execute(f"DROP TABLE {table}")
+        older.close()
+    result = semel_cli("worker", f"{shop}:worker")
+
+    assert result.exit_code == 2
+    assert "run `semel db init" in result.stderr
+
+
+def test_a_worker_without_handlers_is_told_to_have_some(shop, tmp_path):
+    with (tmp_path / f"{shop}.py").open("a") as module:
+        module.write("worker = Worker(worker.broker, 'idle', worker.inbox)\n")
+    result = semel_cli("worker", f"{shop}:worker")
+
+    assert result.exit_code == 2
+    assert "this worker has no handler" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("where", "what"),
     [

@@ -15,11 +15,11 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -28,8 +28,12 @@ from semel.cli.command import REFUSED, seconds
 from semel.colour import keep
 from semel.health import Watch, serve
 from semel.health.watch import Part
+from semel.relay import Relay
+from semel.worker import Worker
 
 __all__ = ["GRACE", "Grace", "Http", "Quiet", "run"]
+
+P = TypeVar("P", Relay, Worker)
 
 # A worker's own grace is 25 s; what looks after processes kills them after 30 s.
 GRACE = "28s"
@@ -49,15 +53,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and er
 
 
 def run(
-    opened: Callable[[], AbstractAsyncContextManager[Part]],
+    opened: Callable[[], AbstractAsyncContextManager[P]],
     *,
+    check: Callable[[P], Awaitable[None]] | None = None,
     about: str,
     http: str,
     grace: str,
     quiet: bool,
     urls: tuple[str, ...] = (),
 ) -> None:
-    """Run what is opened until it ends. `urls` are those whose passwords are not to be told."""
+    """Run what is opened until it ends.
+
+    `check` raises what no waiting would mend. `urls` are those whose passwords are not to be told.
+    """
 
     def redact(text: str) -> str:
         for url in urls:
@@ -66,7 +74,8 @@ def run(
 
     grace_s = seconds("--grace", grace)
     with line.opened(quiet=quiet, redact=redact) as told, _Ending(grace_s) as ending:
-        asyncio.run(_run(opened, ending, _Telling(told, redact, quiet=quiet), about, http))
+        telling = _Telling(told, redact, quiet=quiet)
+        asyncio.run(_run(opened, check, ending, telling, about, http))
 
 
 class _Telling:
@@ -92,7 +101,8 @@ class _Telling:
 
 
 async def _run(
-    opened: Callable[[], AbstractAsyncContextManager[Part]],
+    opened: Callable[[], AbstractAsyncContextManager[P]],
+    check: Callable[[P], Awaitable[None]] | None,
     ending: _Ending,
     telling: _Telling,
     about: str,
@@ -108,6 +118,8 @@ async def _run(
             telling.say(f"{watch.title}: health at {url}{_without_metrics()}")
         ending.asks(lambda: _stop(part, watch, telling))
         await stack.enter_async_context(telling.about(watch))
+        if check is not None:
+            await check(part)
         await part.run()
         telling.say(f"{watch.title}: ended")
 

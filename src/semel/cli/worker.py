@@ -16,7 +16,8 @@ import typer
 from semel.cli import process, show
 from semel.cli.command import BAD_INPUT, fail, reporting
 from semel.cli.process import GRACE, Grace, Http, Quiet
-from semel.errors import SettingsError
+from semel.colour import ASYNC
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.worker import Worker
 
 __all__ = ["worker"]
@@ -47,10 +48,19 @@ def worker(
         try:
             yield made
         finally:
-            await made.broker.aclose()
+            for each in (made.broker, made.inbox, made.store):
+                if hasattr(each, "aclose"):
+                    await each.aclose()
 
     with reporting(""):
-        process.run(opened, about=f"{where}", http=http, grace=grace, quiet=quiet)
+        process.run(
+            opened,
+            check=_refuse_without_tables,
+            about=where,
+            http=http,
+            grace=grace,
+            quiet=quiet,
+        )
 
 
 def _imported(module: str) -> ModuleType:
@@ -107,6 +117,18 @@ async def _made(found: Any, where: str) -> Worker:
         f"{where} {gives} a {type(made).__name__}, not a Worker; name a Worker, or a function "
         "without arguments that makes one"
     )
+
+
+async def _refuse_without_tables(made: Worker) -> None:
+    """What does not answer is waited for by the worker; what answers and has no tables never will.
+
+    Asked in the worker's own words: whether it knows some record, and what waits.
+    """
+    with contextlib.suppress(StoreUnavailableError):
+        await made.store.ledger(ASYNC).look(bytes(32))
+        sequences = getattr(made.inbox, "sequences", None)  # which an inbox of yours may lack
+        if sequences is not None:
+            await sequences(limit=1)
 
 
 def _refuse_arguments(make: Any, where: str) -> None:
