@@ -258,10 +258,8 @@ class Course:
     @property
     def marks(self) -> list[tuple[bytes, Message, Mark]]:
         """The marks that changed, each with its next turn and a message of its sequence."""
-        return [
-            (id, message, replace(self._marks[id], turn=self._marks[id].turn + 1))
-            for id, message in self._changed.items()
-        ]
+        changed = [(id, message, self._marks[id]) for id, message in self._changed.items()]
+        return [(id, message, Mark(m.seq, m.head, m.turn + 1)) for id, message, m in changed]
 
     def ask(self, message: Message) -> Ending | None:
         """How the message ends without running; None: run it."""
@@ -296,7 +294,8 @@ class Course:
 
     def _hold(self, id: bytes, parking: Parking, head: int) -> Held:
         self.parked.append(parking)
-        self._marks[id] = replace(self._marks[id], head=head)
+        mark = self._marks[id]
+        self._marks[id] = Mark(mark.seq, head, mark.turn)
         self._changed[id] = parking.message
         return Held(parking.why, parking.error)
 
@@ -305,10 +304,11 @@ class Course:
         if not is_ordered(message):
             self.seen[id] = message
             return Applied()
-        mark = self._marks[id] = replace(self._marks[id], seq=number_of(message))
+        mark, seq = self._marks[id], number_of(message)
+        self._marks[id] = Mark(seq, mark.head, mark.turn)
         self._changed[id] = message
-        if mark.head == mark.seq + 1:
-            self.woken.add((id, mark.seq + 1))
+        if mark.head == seq + 1:
+            self.woken.add((id, seq + 1))
         return Applied()
 
     def failed(self, message: Message, failure: Failure) -> Held:

@@ -214,7 +214,11 @@ class Flow:
         if both and (other := colour_of(job.handle, message, own)) != own:
             return Other(other)
         id = rules.message_of(job.consumer, message)
-        if await self._begin(id, job.consumer, message):
+        ending: Ending | None
+        if row.problem:
+            unreadable = Failure("poison", row.problem, row.parked.attempts + 1)
+            ending = await self._firmly(lambda: self._fail_row(row, unreadable, id))
+        elif await self._begin(id, job.consumer, message):
             with _Excuse(self._excused, id):
                 ending = await self._run_row(job, row, id)
         else:

@@ -171,7 +171,7 @@ class Work:
         name = self._colour.name
         if colour_of(handle, message, name) == name:
             result = handle(message, self.session)
-            if inspect.isawaitable(result):
+            if result is not None and inspect.isawaitable(result):
                 await self._awaited(result)
         elif name == "sync":
             assert self._home is not None, "a sync flow is driven from a loop's thread"
@@ -224,8 +224,12 @@ class Work:
         try:
             await done(self.session.close())
         except Exception:  # noqa: BLE001 - whatever it is, this connection is not to be used again
-            with contextlib.suppress(Exception):
-                await done(self.session.invalidate())
+            await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """The same for a connection that may be in the middle of an answer."""
+        with contextlib.suppress(Exception):
+            await done(self.session.invalidate())
 
 
 class Sessions:
@@ -248,8 +252,11 @@ class Sessions:
         work = Work(self._new(), self._colour, home)
         try:
             yield work
-        finally:
-            await self._colour.shield(work.close())
+        except BaseException as error:
+            let_go = work.close if isinstance(error, Exception) else work.hang_up
+            await self._colour.shield(let_go())
+            raise
+        await self._colour.shield(work.close())
 
     def _new(self) -> AnySession:
         expected: Any = orm.Session if self._colour is SYNC else AsyncSession

@@ -10,11 +10,13 @@ waits is dealt with row by row; there is little of it, or something is wrong any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from semel.cloudevents import NotAnEventError, from_json, to_json
-from semel.errors import CorruptRecordError
 from semel.messages import Audit, Message, ParkedMessage, ParkedSequence
 from semel.stores import inbox_rules as rules
 from semel.stores.inbox_rules import Change, Course, Failure, Known, Mark, Parking
@@ -47,10 +49,11 @@ class ChangedError(Exception):
 
 @value
 class Row:
-    """A message that waits, as it is stored."""
+    """A message that waits, as it is stored; `problem` says why it cannot be read, if it cannot."""
 
     id: int
     parked: ParkedMessage
+    problem: str = ""
 
     @property
     def seq(self) -> int:
@@ -69,6 +72,7 @@ class Head:
 Marks: TypeAlias = Sequence[tuple[bytes, Message, Mark]]
 
 
+@lru_cache(maxsize=4096)  # the same few, over and over
 def name(text: str) -> str:
     return shortened(text, NAME_CHARS)
 
@@ -152,10 +156,9 @@ PARKED = (
     "error",
 )
 
-STORED = (
-    "p.id, p.consumer, p.sequence, p.seq, p.event_id, p.message, p.state, p.why, p.attempts, "
-    "p.error, p.parked_at, p.due_at, p.edited"
-)
+STORED_COLUMNS = ("id", *PARKED, "parked_at", "due_at", "edited")
+STORED = ", ".join(f"p.{column}" for column in STORED_COLUMNS)
+SEQ = STORED_COLUMNS.index("seq")
 
 
 class Words:
@@ -253,7 +256,7 @@ class Words:
         rows = await link.fetch(f"{select} LIMIT 2", (sequence,))
         if not rows:
             return None
-        following = int(rows[1][3]) if len(rows) > 1 else None
+        following = int(rows[1][SEQ]) if len(rows) > 1 else None
         return Head(await self._mark_of(link, sequence), _row(rows[0], link.dialect), following)
 
     async def _mark_of(self, link: Link, sequence: bytes) -> Mark:
@@ -483,31 +486,44 @@ def _mark(seq: Any, head: Any, turn: Any) -> Mark:
 
 
 def _row(stored: Sequence[Any], dialect: Dialect) -> Row:
-    id, consumer, sequence, _, event_id, message, state, why, attempts = stored[:9]
-    error, parked_at, due_at, edited = stored[9:13]
-    try:
-        read = from_json(message)
-    except NotAnEventError as problem:
-        raise CorruptRecordError(
-            f"event {event_id} in table event_parked (id {id}) cannot be read: {problem}; correct "
-            "its message, or delete that row"
-        ) from problem
-    at = dialect.micros
-    return Row(
-        int(id),
-        ParkedMessage(
-            bytes(sequence),
-            original_text(consumer),
-            read,
-            state,
-            why,
-            int(attempts),
-            original_text(error),
-            moment(at(parked_at)),
-            None if due_at is None else moment(at(due_at)),
-            int(edited),
-        ),
+    v = dict(zip(STORED_COLUMNS, stored, strict=True))
+    parked_at, due_at = moment(dialect.micros(v["parked_at"])), v["due_at"]
+    message, problem = _message(v, parked_at)
+    parked = ParkedMessage(
+        bytes(v["sequence"]),
+        original_text(v["consumer"]),
+        message,
+        v["state"],
+        v["why"],
+        int(v["attempts"]),
+        original_text(v["error"]),
+        parked_at,
+        None if due_at is None else moment(dialect.micros(due_at)),
+        int(v["edited"]),
     )
+    return Row(int(v["id"]), parked, problem)
+
+
+def _message(stored: Mapping[str, Any], parked_at: datetime) -> tuple[Message, str]:
+    """The message; or, of one that somebody has spoilt by hand, what its columns say."""
+    v = stored
+    try:
+        return from_json(v["message"]), ""
+    except NotAnEventError as error:
+        problem = f"table event_parked, id {v['id']}: the message cannot be read: {error}"
+    stand_in = Message(
+        position=int(v["position"]),
+        id=original_text(v["event_id"]),
+        type=original_text(v["event_type"]),
+        topic=original_text(v["topic"]),
+        tenant=original_text(v["tenant_id"]),
+        aggregate_type=original_text(v["aggregate_type"]),
+        aggregate_id=original_text(v["aggregate_id"]),
+        seq=int(v["seq"]) or None,
+        payload=json.dumps(v["message"]),
+        time=parked_at,
+    )
+    return stand_in, problem
 
 
 def _sequence(stored: Sequence[Any], dialect: Dialect) -> ParkedSequence:
