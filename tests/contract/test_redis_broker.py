@@ -229,6 +229,13 @@ async def test_an_entry_of_a_stranger_stops_the_relay_loudly(broker, sender, cli
     assert isinstance(again, Forked)
 
 
+async def test_an_entry_beside_ours_is_a_strangers_even_without_the_hash(broker, sender, client):
+    await sender.send(1, 2)
+    await client.xadd(TOPIC, {"by": "hand"}, id="2-1")
+    await client.delete(HELPER)
+    assert await sender.send(3) == Forked(Tail(2))
+
+
 async def test_a_stream_that_strangers_began_is_not_carried_on(broker, sender, client):
     await client.xadd(TOPIC, {"by": "hand"})
     assert isinstance(await sender.send(1), Forked)
@@ -308,8 +315,17 @@ async def test_declared_groups_are_there_before_the_first_message(opened, client
         ("mail", "0-0"),
     ]
     await client.flushall()
-    await Sender(broker, TOPIC, 1).send(1, 2)
+    sender = Sender(broker, TOPIC, 1)
+    await sender.send(1, 2)
     assert len(await client.xinfo_groups(f"{TOPIC}:1")) == 2
+    await calls(client)
+    await sender.send(3)
+    assert (await calls(client))["evalsha"] == 1
+
+
+async def test_a_topic_without_declared_groups_needs_none(opened):
+    broker = opened(groups={TOPIC: []})
+    assert await Sender(broker, TOPIC).send(1) == Taken(1)
 
 
 async def test_a_group_that_has_left_holds_nothing_up(opened, client):
@@ -461,6 +477,34 @@ async def test_former_owners_are_forgotten_when_they_have_nothing_pending(broker
     assert await consumer.left_over(2) == []
     names = {row["name"] for row in await client.xinfo_consumers(TOPIC, "billing")}
     assert names == {"semel:worker-4:4", "stranger"}
+
+
+async def test_a_former_owner_that_has_something_pending_is_not_forgotten(broker, sender, client):
+    """As after a failover that lost a takeover: what it has is found when it has been idle."""
+    consumer = await consumer_of(broker, fence=2)
+    await sender.send(1)
+    await consumer.read(1)
+    await client.xclaim(TOPIC, "billing", "semel:former:1", 0, ["1-0"])
+    assert await consumer.left_over() == []
+    (held,) = await pending_of(client)
+    assert held["consumer"] == "semel:former:1"
+    assert at(await consumer.reclaim(0.0)) == [1]
+
+
+async def test_an_owner_that_is_deposed_in_the_middle_takes_nothing_more_over(
+    broker, sender, client
+):
+    first = await consumer_of(broker, fence=1)
+    await sender.send(1, 2, 3, 4)
+    await first.read(3)
+    await client.xreadgroup("billing", "stranger", {TOPIC: ">"})
+    second = await consumer_of(broker, fence=2)
+    assert at(await second.left_over(1)) == [1]
+    third = await consumer_of(broker, fence=3)
+    assert await second.left_over(1) == []
+    assert await second.reclaim(0.0) == []
+    assert at(await third.left_over()) == [1, 2, 3]
+    assert at(await third.reclaim(0.0)) == [4]
 
 
 async def test_a_group_that_is_gone_begins_again_with_the_oldest(broker, sender, client, caplog):

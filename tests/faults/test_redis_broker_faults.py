@@ -142,23 +142,28 @@ async def test_a_takeover_whose_reply_is_lost_takes_over_the_same_again(proxy, o
     assert at(await second.left_over(2)) == [7, 8]
     assert await second.left_over(2) == []
     assert at(await second.read(10)) == [9]
+    third = await consumer_of(broker, fence=3)
+    assert [each.count for each in await third.left_over()] == [3] * 8 + [2]
 
 
-async def test_what_was_reclaimed_by_a_call_without_an_answer_is_handed_out(opened, redis_server,
-                                                                           redis_url):  # fmt: skip
+async def test_what_was_reclaimed_by_a_call_without_an_answer_is_handed_out(
+    opened, redis_server, redis_url
+):
     broker = opened(redis_url)
     consumer = await consumer_of(broker)
     await Sender(broker, TOPIC).send(1, 2, 3)
     group = ("GROUP", "billing", "stranger")
     servers.command(redis_server.port, "XREADGROUP", *group, "STREAMS", TOPIC, ">")
+    idle = ("1-0", "2-0", "3-0", "IDLE", 400_000, "JUSTID")
+    servers.command(redis_server.port, "XCLAIM", TOPIC, "billing", "stranger", 0, *idle)
     lose_reply(broker, scripts.CLAIM)
     with pytest.raises(BrokerUnavailableError):
-        await consumer.reclaim(0.0, 2)
-    found = await consumer.reclaim(0.0, 2)
+        await consumer.reclaim(300.0, 2)
+    found = await consumer.reclaim(300.0, 2)
     assert at(found) == [1, 2]
     assert [(each.count, each.consumer) for each in found] == [(2, "stranger")] * 2
-    assert at(await consumer.reclaim(0.0, 2)) == [3]
-    assert await consumer.reclaim(0.0, 2) == []
+    assert at(await consumer.reclaim(300.0, 2)) == [3]
+    assert await consumer.reclaim(300.0, 2) == []
 
 
 async def test_a_server_that_forgot_the_scripts_is_taught_again(opened, redis_server, redis_url):
@@ -266,6 +271,19 @@ async def test_a_bell_that_cannot_be_heard_costs_a_moment_only(opened, redis_ser
             assert at(await waiting) == [1]
     finally:
         servers.command(redis_server.port, "ACL", "DELUSER", "deaf")
+
+
+async def test_a_user_who_may_not_use_streams_is_told_what_is_missing(
+    opened, redis_server, redis_url
+):
+    rules = ("on", "nopass", "~*", "+@all", "-xadd")
+    servers.command(redis_server.port, "ACL", "SETUSER", "poor", *rules)
+    try:
+        broker = opened(redis_url.replace("redis://", "redis://poor:any@"))
+        with pytest.raises(BrokerUnavailableError, match="stream commands"):
+            await Sender(broker, TOPIC).send(1)
+    finally:
+        servers.command(redis_server.port, "ACL", "DELUSER", "poor")
 
 
 # --- sentinel and cluster -----------------------------------------------------------------------

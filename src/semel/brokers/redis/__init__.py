@@ -96,7 +96,7 @@ class RedisBroker:
             fenced=True, dedups="exact", heals=True, bounded=maxlen is not None
         )
         self._maxlen = maxlen
-        self._groups = {topic: tuple(names) for topic, names in (groups or {}).items()}
+        self._groups = {topic: tuple(names) for topic, names in (groups or {}).items() if names}
         self._mode: Mode = mode
         self._link = Link(way, timeout_s)
         self._streams: dict[tuple[str, int], Stream] = {}

@@ -42,7 +42,7 @@ class Link:
                 f"hash: look at them (redis-cli type ...), or give the topic another name"
             ) from error
         except StoreUnavailableError as error:
-            raise BrokerUnavailableError(str(error)) from error
+            raise BrokerUnavailableError(f"{error}{_hint(str(error))}") from error
 
     async def hear(self, key: bytes, after: bytes, wait_s: float) -> None:
         """Wait for an entry behind `after`, on a connection of its own. May return early.
@@ -74,3 +74,9 @@ class Link:
 
     async def aclose(self) -> None:
         await self._way.aclose()
+
+
+def _hint(message: str) -> str:
+    if "NOPERM" in message or "can't run this command" in message:
+        return "; and the stream commands and XINFO on its topics"
+    return ""
