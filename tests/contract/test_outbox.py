@@ -798,10 +798,11 @@ async def commit_counted(desk, *events):
 @pytest.mark.parametrize("many", [1, 2, 400])
 async def test_statements_of_a_commit(desk, many):
     plain = 2 if desk.engine.dialect.name == "postgresql" else 3
+    alone = plain == 2 and many == 1
     numbered = [placed(str(n % 90)) for n in range(many)]
-    assert await commit_counted(desk, *numbered) == plain
+    assert await commit_counted(desk, *numbered) == (1 if alone else plain)
     unordered = [placed(str(n % 90), ordered=False) for n in range(many)]
-    assert await commit_counted(desk, *unordered) == (2 if plain == 2 else 1)
+    assert await commit_counted(desk, *unordered) == (2 if plain == 2 and not alone else 1)
     given = [placed(str(n % 90), id=f"e-{n}") for n in range(many)]
     assert await commit_counted(desk, *given) == plain + 1
     assert await commit_counted(desk, *given) == 1, "all there: nothing but a look"

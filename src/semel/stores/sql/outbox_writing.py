@@ -9,9 +9,9 @@ The easy mistake is to number an event that is then not put, because its id turn
 already: its number would be missing for ever. Such a turn is taken back as a whole, and made
 again without that event.
 
-Statements, however many events: PostgreSQL two, and one more to look up given ids. MariaDB, MySQL
-and SQLite three (the counters are moved, then read), and one more; a statement has at most
-`PIECE` rows and `PIECE_CHARS` characters of payload there.
+Statements, however many events: PostgreSQL two (one for an event that is alone), and one more to
+look up given ids. MariaDB, MySQL and SQLite three (the counters are moved, then read), and one
+more; a statement has at most `PIECE` rows and `PIECE_CHARS` characters of payload there.
 """
 
 # The statements are put together from names in this file and `schema`, nothing else.
@@ -73,6 +73,8 @@ Found: TypeAlias = Mapping[str, Sequence[Any]]
 async def write(link: Link, entries: Sequence[Entry]) -> None:
     """Put the events: each once, numbered within its aggregate in the order they were added."""
     words = WORDS[link.dialect.name]
+    if len(entries) == 1 and not entries[0].given and await words.put_alone(link, entries[0]):
+        return
     fresh, refusal = _once_each(entries), None
     while fresh:
         given = [entry.event_id for entry in fresh if entry.given]
@@ -239,6 +241,10 @@ class Words(Protocol):
         """Insert the rows; or none of them, and say why, when a given id is there already."""
         ...
 
+    async def put_alone(self, link: Link, entry: Entry) -> bool:
+        """Number and insert one event whose id is ours; False where there is no short way."""
+        ...
+
 
 # --- PostgreSQL ---------------------------------------------------------------------------------
 
@@ -254,8 +260,18 @@ def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[str]:
     return [SEPARATOR.join([NOTHING if v is None else str(v) for v in c]) for c in columns]
 
 
+INSERT_ALONE = f"""
+INSERT INTO event_outbox ({", ".join(name for name in ROW if name != "seq")}, seq, created_at)
+SELECT ?::int2, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, {{seq}},
+    clock_timestamp()
+FROM locked"""
+
+
 class PostgresWords:
-    """One statement each; the second of a commit takes the lock, the last one the ids."""
+    """One statement each; the second of a commit takes the lock, the last one the ids.
+
+    An event that is alone, which most are, is counted, locked for and put by one statement.
+    """
 
     # Names are never empty, except a tenant: and a single empty text is no array of one text.
     COUNT = dense(f"""
@@ -278,6 +294,21 @@ class PostgresWords:
             clock_timestamp()
         FROM {_given(ROW)} ORDER BY u.n""")
 
+    # Whatever follows from `locked` is worked out behind it, and so is the id that the row takes.
+    ALONE = dense(f"""
+        WITH counted AS (
+            INSERT INTO event_outbox_seq AS c ({", ".join(COUNTER)})
+            VALUES (decode(?::text, 'hex'), ?::text, ?::text, ?::text, ?::text, ?::int8)
+            ON CONFLICT (id) DO UPDATE SET seq = c.seq + excluded.seq
+            RETURNING c.seq
+        ), locked AS MATERIALIZED (
+            SELECT counted.seq, {LOCKED} FROM counted, {ID_SEQUENCE} AS s
+        ) {INSERT_ALONE.format(seq="locked.seq")}""")
+
+    ALONE_UNORDERED = dense(f"""
+        WITH locked AS MATERIALIZED (SELECT {LOCKED} FROM {ID_SEQUENCE} AS s)
+        {INSERT_ALONE.format(seq="NULL::int8")}""")
+
     PUT_GIVEN = f"{PUT} ON CONFLICT (event_id) DO NOTHING RETURNING event_id"
 
     ANY = "event_id = ANY (string_to_array(?::text, chr(31)))"
@@ -293,6 +324,16 @@ class PostgresWords:
         [(seqs, *_)] = await link.fetch(statement, _columns(named, len(COUNTER)))
         last = map(int, seqs.split(",")) if seqs else ()
         return dict(zip([entry.counter for entry, _ in counts], last, strict=True))
+
+    async def put_alone(self, link: Link, entry: Entry) -> bool:
+        counter, *named, many = _counter(entry, 1)
+        row = [v for name, v in zip(ROW, _row(entry, None), strict=True) if name != "seq"]
+        statement = self.ALONE if entry.ordered else self.ALONE_UNORDERED
+        if entry.notify:
+            statement = statement.replace(LOCKED, f"{LOCKED}, pg_notify('{CHANNEL}', '')::text")
+        counting = [counter.hex(), *named, many] if entry.ordered else []
+        await link.change(statement, [*counting, *row])
+        return True
 
     async def put(self, link: Link, rows: Sequence[Numbered]) -> Exception | None:
         sent = _columns([_row(entry, number) for entry, number in rows], len(ROW))
@@ -370,6 +411,9 @@ class PlainWords:
                 return error
             done += [entry.event_id for entry, _ in piece]
         return None
+
+    async def put_alone(self, link: Link, entry: Entry) -> bool:
+        return False
 
     async def _put(self, link: Link, piece: Sequence[Numbered]) -> None:
         rows = ", ".join([f"({_marks(len(ROW))}, {{now}})"] * len(piece))
