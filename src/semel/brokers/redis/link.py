@@ -76,7 +76,14 @@ class Link:
         await self._way.aclose()
 
 
+# How servers of different age say it.
+_FORBIDDEN = ("NOPERM", "can't run this command", "has no permissions")
+
+
 def _hint(message: str) -> str:
-    if "NOPERM" in message or "can't run this command" in message:
-        return "; and the stream commands and XINFO on its topics"
+    if any(words in message for words in _FORBIDDEN):
+        return (
+            ". A broker needs EVAL, EVALSHA, the stream commands and XREAD on its topics, and the "
+            "hash commands on semel:*"
+        )
     return ""
