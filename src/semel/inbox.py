@@ -16,9 +16,10 @@ from semel.stores.inbox_rules import RETENTION_S, PoisonError, Retry
 
 if TYPE_CHECKING:
     from semel.stores.memory_inbox import MemoryInbox
+    from semel.stores.redis.inbox import RedisInbox
     from semel.stores.sql.inbox import SQLInbox
 
-__all__ = ["RETENTION_S", "MemoryInbox", "PoisonError", "Retry", "SQLInbox"]
+__all__ = ["RETENTION_S", "MemoryInbox", "PoisonError", "RedisInbox", "Retry", "SQLInbox"]
 
 _HOMES = {
     "MemoryInbox": "semel.stores.memory_inbox",
