@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,9 +21,10 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from semel.cli import command
+from semel.cli import command, line, show
 from semel.cli.app import app, invoke
-from semel.relay import Relay
+from semel.health import Report
+from semel.relay import Relay, RelayStatus
 from semel.stores.sql import SQLStore, schema
 from semel.stores.sql.outbox_lag import Holder, Lag
 from semel.stores.sql.outbox_reading import Lane, OutboxReader
@@ -119,6 +122,124 @@ def test_a_relay_runs_until_it_is_told_to_end(database, broker, tmp_path, number
     assert signal.getsignal(number) is before
     [message, *_] = asyncio.run(lying_in(broker))
     assert message.source == "/shop"
+
+
+def test_a_pipe_gets_lines_that_say_when(database, broker, monkeypatch):
+    shown, plain = [], line._Kept.show
+    monkeypatch.setattr(line, "EVERY_S", 0.05)
+    monkeypatch.setattr(line._Kept, "show", lambda kept, text: shown.append(plain(kept, text)))
+    add(database, range(3))
+    with told_to_end(lambda: len(shown) > 1):
+        result = semel_cli("relay", database, "--to", broker)
+
+    lines = result.stderr.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ relay default: ", each) for each in lines)
+    assert len(lines) < 8, "it repeats itself"
+    assert lines[0].endswith(f"from {database} to {broker}")
+    assert any("1 of 1 shards, " in each for each in lines)
+
+
+def test_a_quiet_relay_says_nothing(database, broker, tmp_path):
+    add(database, range(3))
+    with told_to_end(lambda: entries(tmp_path / "broker.db") == 3):
+        result = semel_cli("relay", database, "--to", broker, "--quiet")
+
+    assert result.exit_code == 0
+    assert result.output == ""
+
+
+class Said:
+    """A line whose every text stays."""
+
+    def __init__(self, *, kept=True):
+        self.kept = kept
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    show = say
+
+
+class Watched:
+    """A relay that is as it is told to be."""
+
+    title = "relay default"
+
+    def __init__(self, **status):
+        self.now = RelayStatus("default", 4, **status)
+        self.lag = Lag(12_000, 75.0, {}, [], 0, None, [])
+        self.silence = ""
+
+    def status(self):
+        return self.now
+
+    async def report(self):
+        return Report(self.now, self.lag, self.silence)
+
+
+@contextlib.asynccontextmanager
+async def telling(watched, said):
+    task = asyncio.create_task(line.tell(watched, said, lambda text: text.replace("pw", "***")))
+    yield
+    task.cancel()
+
+
+async def heard(said, count):
+    async with asyncio.timeout(10):
+        while len(said.lines) < count:
+            await asyncio.sleep(0.005)
+
+
+async def test_the_line_says_what_changes_and_what_is_wrong(monkeypatch):
+    monkeypatch.setattr(line, "EVERY_S", 0.01)
+    watched, said = Watched(owned=(0, 1), published=1234), Said()
+    async with telling(watched, said):
+        await heard(said, 1)
+        watched.now = RelayStatus(
+            "default",
+            4,
+            owned=(0,),
+            published=1234,
+            held={"slow": "its readers are behind"},
+            outage="no\nroute to pw",
+            stopped={3: "another story"},
+        )
+        watched.lag, watched.silence = None, "the store sleeps"
+        await heard(said, 2)
+        await asyncio.sleep(0.05)
+    first, second = said.lines
+    assert first.startswith("relay default: 2 of 4 shards, 1,234 published, ")
+    assert first.endswith("/s, lag 1 min 15 s, 12,000 unpublished")
+    assert second == (
+        "relay default: 1 of 4 shards, 1,234 published, 0/s, lag unknown, slow waits, "
+        "the store sleeps, no route to ***, another story"
+    )
+
+
+async def test_the_line_is_said_again_now_and_then(monkeypatch):
+    monkeypatch.setattr(line, "EVERY_S", 0.01)
+    monkeypatch.setattr(line, "KEPT_EVERY_S", 0.05)
+    said = Said()
+    async with telling(Watched(), said):
+        await heard(said, 3)
+    assert len(set(said.lines)) == 1
+
+
+def test_what_is_logged_has_its_traceback_and_no_passwords():
+    said = Said()
+    log = logging.getLogger("test of lines")
+    handler = line._Handler(said, lambda text: show.redact(text, "redis://:pw@h"))
+    log.addHandler(handler)
+    try:
+        raise RuntimeError("cannot reach redis://:pw@h")
+    except RuntimeError:
+        log.exception("it failed with pw")
+    log.info("no news")
+    log.removeHandler(handler)
+    [text] = said.lines
+    assert text.startswith("ERROR: it failed with ***\nTraceback")
+    assert "pw" not in text
 
 
 def entries(path):

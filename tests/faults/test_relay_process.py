@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -166,36 +165,6 @@ async def test_a_broker_that_is_down_is_waited_for(redis_server, redis_url, data
 
 
 # --- what it says -------------------------------------------------------------------------------
-
-
-def test_a_pipe_gets_lines_that_say_when(database, tmp_path):
-    broker = f"sqlite:///{tmp_path}/broker.db"
-    add(database, range(3))
-    with relay(database, broker) as running:
-        running.until(lambda: "1 of 1 shards, 3 published" in running.said, "its line")
-        assert running.stop() == 0
-    lines = running.said.splitlines()
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ relay default: ", line) for line in lines)
-    assert len(lines) < 8, "it repeats itself"
-    assert lines[0].endswith(f"from {database} to {broker}")
-
-
-def test_quiet_it_says_nothing(database, tmp_path):
-    add(database, range(3))
-    words = ("relay", database, "--to", f"sqlite:///{tmp_path}/broker.db", "--quiet")
-    with Running(*words, http=False) as running:
-        running.until(lambda: published_to(tmp_path / "broker.db") == 3, "three messages")
-        assert running.stop() == 0
-    assert running.said == ""
-
-
-def published_to(path):
-    """How many messages are in the broker's file, 0 while there is none."""
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-        with contextlib.closing(connection):
-            return connection.execute("SELECT COUNT(*) FROM broker_entry").fetchone()[0]
-    return 0
 
 
 def test_a_terminal_gets_one_line_that_is_rewritten(database, tmp_path):
