@@ -209,8 +209,8 @@ class RedisBroker:
         return Full(length, rules.why_full(batch, slowest))
 
     async def _ask_how_much(self, stream: Stream) -> None:
-        told = await self._link.setting(stream.key, "proto-max-bulk-len")
-        self._most = int(told) if told else USUALLY_TAKEN
+        told = await self._link.number(stream.key, "proto-max-bulk-len")
+        self._most = told or USUALLY_TAKEN
 
     async def _declare(self, stream: Stream) -> None:
         for group in self._groups.get(stream.topic, ()):

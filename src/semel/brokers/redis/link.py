@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from redis.exceptions import ResponseError
+
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, CorruptRecordError, StoreUnavailableError
-from semel.stores.redis.faults import BROKEN
+from semel.stores.redis.faults import BROKEN, unreachable
 from semel.stores.redis.line import AsyncClusterLine, AsyncLine
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.way import Given, Opened
@@ -62,15 +64,17 @@ class Link:
         settings = getattr(server, "connection_pool", server).connection_kwargs
         return min(self._timeout_s, settings.get("socket_timeout") or self._timeout_s) / 2
 
-    async def setting(self, key: bytes, name: str) -> str | None:
+    async def number(self, key: bytes, setting: str) -> int | None:
         """A setting of the server that has this key; None when it does not tell."""
         line = self._line
         try:
-            reply = await line.ask(line.server_of(key), "CONFIG", "GET", name)
-        except BROKEN:
+            reply = await line.ask(line.server_of(key), "CONFIG", "GET", setting)
+        except ResponseError:
             return None
+        except BROKEN as error:
+            raise BrokerUnavailableError(str(unreachable(error))) from error
         words = next(iter(reply.items()), ()) if isinstance(reply, dict) else reply
-        return str(words[1], "ascii") if words else None
+        return int(words[1]) if words else None
 
     async def aclose(self) -> None:
         await self._way.aclose()
