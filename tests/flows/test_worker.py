@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from semel.brokers.memory import MemoryBroker
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.guard import current
-from semel.inbox import MemoryInbox, PoisonError, Retry
+from semel.inbox import MemoryInbox, PoisonError, Retry, SQLInbox
 from semel.keys import identity
 from semel.messages import Batch, Delivery, Held, Message, Tail, Taken, shard_of
 from semel.stores.memory import MemoryStore
@@ -594,6 +595,31 @@ def test_what_is_parked_for_good_is_copied_to_the_dead_letter_topic():
     }
 
 
+def test_what_was_parked_by_a_worker_that_died_before_it_could_copy_it_is_copied_by_the_next():
+    async def main(loop):
+        world = World(loop)
+
+        async def fails(message, session):
+            raise PoisonError("never")
+
+        await world.publish(message(1), message(2))
+        dead = await world.broker.consumer(TOPIC, "vision", 0, name="dead", fence=1)
+        read = [each.message for each in await dead.read(10)]
+        await world.inbox.apply("vision", read, fails)  # and dies before it acknowledges
+        worker = world.recording(dead_letter="axiom:dead")
+
+        async def body():
+            await until(lambda: worker.status().topics[TOPIC].held == 2)
+
+        await running(worker, body)
+        consumer = await world.broker.consumer("axiom:dead", "mourners", 0, name="m", fence=1)
+        return [each.message for each in await consumer.read(10)]
+
+    (copy,) = simulate(main)
+    assert copy.id == f"{TOPIC}-1-1"
+    assert copy.headers["semel-error"].startswith("PoisonError: never")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_two_groups_copy_to_one_dead_letter_topic(seed):
     async def main(loop):
@@ -1135,6 +1161,37 @@ async def test_an_effect_outside_that_another_runs_right_now_is_an_outage_and_no
     go_on.set()
     await first
     await worker.handlers(message(1), None)  # type: ignore[misc]
+
+
+async def test_on_sqlite_leases_and_guards_are_in_a_file_of_their_own(tmp_path, caplog):
+    """A handler's transaction is the only writer of its file for as long as it takes."""
+    world = World()
+    inbox = SQLInbox(f"sqlite:///{tmp_path}/shop.db", create=True)
+    worker = Worker(world.broker, "vision", inbox, lease_s=0.6)
+    slow: list[int] = []
+    mails: list[int] = []
+
+    @worker.on("case.created", topic=TOPIC)
+    async def created(message, session):
+        await session.execute(sa.text("CREATE TABLE IF NOT EXISTS effect (n int)"))
+        await session.execute(sa.text(f"INSERT INTO effect VALUES ({message.seq})"))
+        slow.append(message.seq)
+        await asyncio.sleep(1.5)
+
+    @worker.on("case.closed", topic=TOPIC, outside=True)
+    def closed(message):
+        mails.append(message.seq)
+
+    await world.publish(message(1), message(2, kind="case.closed"))
+
+    async def body():
+        await until(lambda: worker.status().topics[TOPIC].applied == 2)
+
+    await running(worker, body)
+    await inbox.aclose()
+    assert (slow, mails) == ([1], [2])
+    assert "lost" not in caplog.text
+    assert (tmp_path / "shop.db-workers").exists()
 
 
 def test_an_effect_outside_takes_no_session():

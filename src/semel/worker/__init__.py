@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -116,11 +117,11 @@ class Worker:
     """Handles the messages of some topics, as one of the workers of a group.
 
     `store` is where the workers of a group agree on who owns which shard; an inbox in a database
-    brings its own. `begin`: a group that is new expects every sequence from its first message,
-    "oldest", or takes what it sees first as the beginning, "seen". `dead_letter` is a topic that
-    gets a copy of what is parked for good. `idle_s`: messages that somebody outside the group's
-    workers was handed so long ago are taken over. `grace_s`: how long what is in hand may take
-    after `stop`.
+    brings its own, which for SQLite is a second file, `<database>-workers`. `begin`: a group that
+    is new expects every sequence from its first message, "oldest", or takes what it sees first as
+    the beginning, "seen". `dead_letter` is a topic that gets a copy of what is parked for good.
+    `idle_s`: messages that somebody outside the group's workers was handed so long ago are taken
+    over. `grace_s`: how long what is in hand may take after `stop`.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Worker:
         self.shown = f"worker {group}"
         self.broker_circuit = Circuit(f"the broker of {self.shown}")
         self.store_circuit = Circuit(f"the store of {self.shown}")
-        self.store = _store_of(inbox, store)
+        self._given = _store_of(inbox, store)
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._begins_seen = begin == "seen"
@@ -160,6 +161,16 @@ class Worker:
         self._counts: dict[str, _Counts] = {}
         self._error = ""
         self._lag_s: float | None = None
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """Where shards are owned, and what handlers do outside the database is guarded.
+
+        An inbox on SQLite has it in a file of its own, beside the database: while a handler's
+        transaction is open nobody else can write there, and no lease could be renewed.
+        """
+        brought = self._given is getattr(self.inbox, "store", None)
+        return _beside(self._given) if brought else self._given
 
     def on(
         self,
@@ -222,6 +233,8 @@ class Worker:
         finally:
             self._shards = None
             self._stopping.clear()
+            if self.store is not self._given:
+                await self.store.aclose()
 
     async def _begin(self) -> None:
         """A baseline is set before the first message is seen, or that one would wait for others."""
@@ -346,6 +359,17 @@ def _store_of(inbox: Inbox, store: Store | str | None) -> Store:
             "RedisStore('redis://localhost') or MemoryStore() for one process"
         )
     return as_store(found)
+
+
+def _beside(store: Store) -> Store:
+    where = getattr(store, "engine_or_url", "")
+    scheme, _, rest = str(getattr(where, "url", where)).partition(":///")
+    path = rest.partition("?")[0]
+    if not scheme.startswith("sqlite") or path in ("", ":memory:"):
+        return store
+    from semel.stores.sqlite import SQLiteStore
+
+    return SQLiteStore(f"{path}-workers")
 
 
 def _check(group: Any, batch: Any, begin: str, **durations: float) -> None:

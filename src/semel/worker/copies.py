@@ -1,10 +1,12 @@
 """Copies of what was parked for good, on a topic of their own.
 
 The parked store has the message itself, and people settle it there; the copy tells others. It goes
-out at least once: before the original is acknowledged, again after a lost reply, and later when the
-topic is full. A dead-letter topic has no owner of its own: several groups may copy to it. Each
-copy names the tail that it follows, so that of two that come at once the second one is refused and
-asks again.
+out before the original is acknowledged, again after a lost reply or a crash, and later when the
+topic is full. Of what failed for the last time in a later try, and was acknowledged long before, a
+crash at that very moment leaves no copy; the parked store has it all the same.
+
+A dead-letter topic has no owner of its own: several groups may copy to it. Each copy names the tail
+that it follows, so that of two that come at once the second one is refused and asks again.
 """
 
 from __future__ import annotations

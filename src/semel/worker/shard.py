@@ -23,6 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.colour import ASYNC
@@ -35,7 +36,7 @@ from semel.keys import fingerprint
 from semel.messages import Delivery, Ending, Held, Message, slots_of
 from semel.ports import Consumer
 from semel.shards import Hold
-from semel.stores.inbox_rules import is_outage
+from semel.stores.inbox_rules import is_outage, sequence_of
 from semel.worker.copies import Copies
 from semel.worker.handlers import UNREADABLE
 
@@ -114,12 +115,27 @@ class Shard:
             self.worker.count(message, ending, again=again)
             if isinstance(ending, Held):
                 waits = waits or ending.why in ("retry", "gap")
-                if self._copies is not None and ending.why in ("poison", "crash"):
-                    self._copies.add(message, ending)
+                self._copy(message, ending)
         if waits:
             self._wake.set()
         if self._copies is not None:
             await self._copies.send()
+
+    def _copy(self, message: Message, held: Held) -> None:
+        if self._copies is not None and held.why in ("poison", "crash"):
+            self._copies.add(message, held)
+
+    async def copy_again(self, endings: Iterable[tuple[Message, Ending]]) -> None:
+        """What came again and is parked for good may have been parked by somebody who then died."""
+        waiting = getattr(self.worker.inbox, "waiting", None)
+        if self._copies is None or waiting is None:
+            return
+        for message, ending in endings:
+            if ending == Held("behind"):
+                sequence, _ = sequence_of(self.worker.group, message)
+                rows = await self.through(partial(waiting, sequence, limit=1), self._copies)
+                if rows and rows[0].message.id == message.id and rows[0].state == "parked":
+                    self._copy(message, Held(rows[0].why, rows[0].error))
 
     # --- what waits -------------------------------------------------------------------------
 
@@ -244,7 +260,10 @@ class _Lane:
         endings = await self._shard.through(
             lambda: inbox.apply(group, messages, handlers, singly=singly), self
         )
-        await self._shard.settle(zip(messages, endings, strict=True), again=False)
+        both = list(zip(messages, endings, strict=True))
+        if singly:
+            await self._shard.copy_again(both)
+        await self._shard.settle(both, again=False)
         await consumer.ack(deliveries)
         self._worker.handled(messages[-1])
 
