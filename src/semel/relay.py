@@ -140,7 +140,7 @@ class Relay:
         self.news = -1
         """What the outbox last said of itself."""
         self._waiting: set[asyncio.Event] = set()
-        self._fault: SettingsError | None = None
+        self._fault: Exception | None = None
         self.counts = {"published": 0, "repeated": 0, "swept": 0}
         self.held: dict[tuple[int, str], str] = {}
         self.stopped: dict[int, str] = {}
@@ -154,12 +154,10 @@ class Relay:
         beside: list[asyncio.Task[None]] = []
         try:
             await self._reach()
-            beside += [asyncio.create_task(self._or_end(w)) for w in (self._watch, self._sweep)]
+            beside += [asyncio.create_task(self._beside(w)) for w in (self._watch, self._sweep)]
             await self._shards.run(self._own)
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await _cut_off(beside)
             if self._opened:
                 await self._store.aclose()
         if self._fault is not None:
@@ -182,13 +180,16 @@ class Relay:
                 break
         self.circuit.passed("outbox")
 
-    async def _or_end(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work; a mistake in the settings ends the relay."""
+    async def _beside(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Work without which the others would wait for ever: when it fails, the relay ends."""
         try:
             await work()
-        except SettingsError as error:
-            self._fault = self._fault or error
-            self.stop()
+        except Exception as error:  # noqa: BLE001 - raised by `run`
+            self._end_with(error)
+
+    def _end_with(self, error: Exception) -> None:
+        self._fault = self._fault or error
+        self.stop()
 
     def status(self) -> RelayStatus:
         held = {topic: why for (_, topic), why in sorted(self.held.items())}
@@ -205,7 +206,10 @@ class Relay:
         )
 
     async def _own(self, hold: Hold) -> None:
-        await self._or_end(_Shard(self, hold).run)
+        try:
+            await _Shard(self, hold).run()
+        except SettingsError as error:
+            self._end_with(error)
 
     # --- news -------------------------------------------------------------------------------
 
@@ -551,6 +555,14 @@ class _Shard:
         for shard, topic in list(self._relay.held):
             if shard == self._hold.shard:
                 del self._relay.held[shard, topic]
+
+
+async def _cut_off(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel them until they end: `asyncio.wait_for`, in a driver, can swallow a cancellation."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=1.0)
 
 
 async def _all(sends: Sequence[Coroutine[Any, Any, _Sent]]) -> list[_Sent]:

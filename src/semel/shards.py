@@ -85,12 +85,9 @@ class Hold:
             self._ends_at = max(self._good_until, ASYNC.now() + grace_s)
         self.ending.set()
 
-    def lost(self) -> None:
-        """Somebody else has it, or the time is up."""
-        self._good_until = -math.inf
-        self.over()
-
     def over(self) -> None:
+        """It is somebody else's, or the time is up: nothing works for us any more."""
+        self._ends_at = -math.inf
         self.ending.set()
         for task in self.tasks:
             task.cancel()
@@ -182,7 +179,7 @@ class Shards:
         if isinstance(verdict, Kept):
             hold.renewed(sent)
         else:
-            hold.lost()
+            hold.over()
         return True
 
     # --- one turn ---------------------------------------------------------------------------
@@ -219,7 +216,7 @@ class Shards:
             if seat.live and record is not None and record.attempt == seat.claim.attempt:
                 return seat.shard
             self._seat = None
-            seat.lost()
+            seat.over()
             self._begin(self._release(ledger, seat.claim))
         for n in range(self._count):
             if n not in taken and (seat := await self._claim(ledger, f"seat {n}", n)):
