@@ -108,16 +108,8 @@ class TestPostgresEngine(OnPostgres):
     kind = colour = "sync"
 
 
-class TestPostgresAsyncEngine(OnPostgres):
-    kind = "async"
-
-
 class TestMariaDB(OnMariaDB):
     """By URL, with async handlers."""
-
-
-class TestMariaDBEngine(OnMariaDB):
-    kind = colour = "sync"
 
 
 class TestSQLite(OnSQLite):
