@@ -119,6 +119,29 @@ def test_what_hangs_is_ended_by_a_second_signal_or_after_its_grace(
     assert f"semel: {why}; it ends at once" in running.said
 
 
+BLOCKED = """
+import time
+from semel.cli.process import _Ending
+with _Ending(grace_s=3600):
+    print("up", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_second_signal_ends_it_also_when_somebody_blocks_its_loop():
+    running = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "up\n"
+    running.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(0.3)
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 1
+    assert "told to end twice" in said
+
+
 # --- what it needs ------------------------------------------------------------------------------
 
 
