@@ -33,6 +33,8 @@ async def client_of(url):
 
 
 class OnRedis(BrokerContract):
+    quiet_s = 0.02  # what is there is handed out before anybody waits
+
     async def make(self, *, shards, maxlen):
         return RedisBroker(self.url, shards=shards, maxlen=maxlen)
 

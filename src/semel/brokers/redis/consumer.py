@@ -99,8 +99,8 @@ class RedisConsumer:
     async def reclaim(self, idle_s: float, limit: int = 100) -> Sequence[Delivery]:
         idle_ms = round(idle_s * 1000)
         while not self._is_deposed:
-            page: Sequence[_Pending] = ()
-            if not self._claiming:
+            page = self._claiming  # once more, if the last call had no answer
+            if not page:
                 page = await self._pending(self._looked, b"+", limit)
                 self._looked = page[-1].id if page else START
                 self._claiming = [
