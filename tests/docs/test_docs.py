@@ -202,7 +202,7 @@ def commands():
 @pytest.mark.parametrize("line", list(commands()))
 def test_a_command_exists_with_its_options(line):
     words = shlex.split(line, comments=True)[1:]
-    command = words[: 2 if words[0] in {"ledger", "db"} else 1]
+    command = words[: 2 if words[0] in {"ledger", "db", "outbox", "parked"} else 1]
     helped = subprocess.run(
         [sys.executable, "-m", "semel", *command, "--help"],
         capture_output=True,
