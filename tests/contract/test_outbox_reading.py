@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import random
 import threading
@@ -14,16 +15,18 @@ from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from semel.colour import ASYNC
 from semel.errors import SettingsError
 from semel.messages import Tail, shard_of
 from semel.outbox import Event, Outbox
-from semel.stores.sql import SQLStore, init, outbox_lag
+from semel.stores.sql import SQLStore, init, outbox_lag, outbox_notify, outbox_pages, outbox_placing
 from semel.stores.sql import outbox_cursor as cursors
 from semel.stores.sql import outbox_reading as reading
 from semel.stores.sql.lines import open_engine, parse, with_driver
+from semel.stores.sql.outbox_bell import listen
 from semel.stores.sql.outbox_reading import Lane, OutboxReader
 
 pytestmark = pytest.mark.contract
@@ -813,3 +816,384 @@ async def test_long_transactions_are_named_by_pid(desk):
             assert found[0].open_s > 0
             assert await reader.long_transactions(60) == []
         other.exec_driver_sql("ROLLBACK")
+
+
+# --- killed in the middle -----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here; its connection breaks."""
+
+
+class Dying:
+    """A link whose process dies before its nth statement, or right behind it."""
+
+    def __init__(self, link, left, behind):
+        self._link, self.dialect = link, link.dialect
+        self._left, self._behind = left, behind
+
+    def __getattr__(self, verb):
+        async def say(*words):
+            if not self._behind and next(self._left) == 0:
+                raise Killed
+            answer = await getattr(self._link, verb)(*words)
+            if self._behind and next(self._left) == 0:
+                raise Killed
+            return answer
+
+        return say
+
+
+class Mortal(OutboxReader):
+    """Dies at its nth statement."""
+
+    def __init__(self, store, n, *, behind, **options):
+        super().__init__(store, **options)
+        self._left, self._behind_it = itertools.count(n, -1), behind
+
+    async def _run(self, work):
+        return await super()._run(lambda link: work(Dying(link, self._left, self._behind_it)))
+
+
+async def dies_everywhere(desk, verb, check, **options):
+    """Let `verb(reader)` be killed at each of its statements in turn, until it gets through."""
+    for behind in (False, True):
+        for n in range(100):
+            reader = Mortal(desk.store, n, behind=behind, **options)
+            try:
+                await verb(reader)
+            except Killed:
+                await check()
+                continue
+            assert n > 0
+            break
+        else:
+            raise AssertionError("it never got through")
+
+
+async def test_killed_anywhere_a_relay_leaves_everything_to_its_successor(desk):
+    fences, seen = itertools.count(10), []
+
+    async def relay_once(reader):
+        cursor = await reader.take(0, next(fences))
+        bound = await reader.news()
+        page = await reader.read(cursor, Lane("", cursor.position), limit=2, bound=bound)
+        there = seen[-1].position if seen else 0
+        seen.extend(m for m in page.messages if m.position > there)
+        tails = {m.topic: Tail(m.position, m.id) for m in page.messages}
+        lanes = {"audit": None if cursor.lanes else cursor.position}
+        await reader.advance(cursor, position=page.upto, tails=tails, lanes=lanes)
+
+    async def more():
+        desk.commit(placed("1"), placed("2"))
+
+    await more()
+    await dies_everywhere(desk, relay_once, more)
+    successor = await follow(desk, fence=10_000)
+    successor.seen = seen
+    position = seen[-1].position
+    before = len(seen)
+    await successor.go_on()
+    fresh = [m for m in successor.seen[before:] if m.position > position]
+    told = [m.id for m in successor.seen[:before]] + [m.id for m in fresh]
+    column = "position" if desk.name == "mysql" else "id"
+    rows = desk.ask(f"SELECT event_id FROM event_outbox ORDER BY {column}")
+    assert told == [row["event_id"] for row in rows]
+
+
+async def test_killed_anywhere_a_sweep_has_deleted_no_more_than_it_says(desk):
+    desk.commit(*[placed(str(n)) for n in range(60)])
+    reader, positions = await moved(desk, 60)
+
+    async def consistent():
+        swept = await reader.swept_to()
+        assert len(ids(desk)) == len([p for p in positions if p > swept])
+
+    await dies_everywhere(desk, lambda r: r.sweep(keep_s=0, limit=4), consistent)
+    await consistent()
+    assert await reader.swept_to() > 0
+
+
+async def test_killed_anywhere_dividing_anew_is_done_or_not(desk):
+    desk.commit(*[placed(str(n)) for n in range(20)])
+    await drained(desk, 2)
+    fences = itertools.count(2**50, 10)
+
+    async def whole():
+        rows = desk.ask("SELECT shard, shards FROM event_outbox_cursor")
+        shards = rows[0]["shards"]
+        assert shards in (2, 3)
+        assert sorted(row["shard"] for row in rows) == list(range(shards))
+        assert {row["shards"] for row in rows} == {shards}
+        assert await desk.reader(shards=shards).take(0, next(fences))
+        if shards == 3:
+            await desk.reader(shards=3).reshard(2)
+
+    await dies_everywhere(desk, lambda r: r.reshard(3), whole, shards=2)
+
+
+# --- positions on MariaDB -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+async def test_positions_go_on_when_the_mark_is_lost(desk):
+    follower = await follow(desk)
+    desk.commit(placed("1"), placed("2"))
+    await follower.go_on()
+    assert await follower.reader.sweep(keep_s=0) == 2
+    desk.do("DELETE FROM event_outbox_mark")
+    desk.commit(placed("3"))
+    await follower.go_on()
+    assert [m.aggregate_id for m in follower.seen] == ["1", "2", "3"]
+    positions = [m.position for m in follower.seen]
+    assert positions == sorted(set(positions))
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+async def test_whoever_finds_somebody_giving_positions_does_not_wait(desk):
+    reader = desk.reader()
+    desk.commit(placed("1"))
+    before = await reader.news()
+    desk.commit(placed("2"))
+    with desk.own.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        other.exec_driver_sql("SELECT * FROM event_outbox_mark WHERE id = 'placed' FOR UPDATE")
+        assert await reader.news() == before
+        other.exec_driver_sql("ROLLBACK")
+    assert await reader.news() == before + 1
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+async def test_many_at_once_give_each_row_one_position(desk, monkeypatch):
+    monkeypatch.setattr(outbox_placing, "ROWS", 7)
+    desk.commit(*[placed(str(n)) for n in range(100)])
+    readers = [desk.reader(name=f"r{n}") for n in range(4)]
+
+    async def place(reader):
+        for _ in range(40):
+            await reader.news()
+
+    await asyncio.gather(*(place(reader) for reader in readers))
+    rows = desk.ask("SELECT id, position FROM event_outbox ORDER BY id")
+    first = rows[0]["position"]
+    assert [row["position"] for row in rows] == list(range(first, first + 100))
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def many_rows(desk, many):
+    """Without the outbox, which would take a while."""
+    columns = "tenant_id, topic, aggregate_type, aggregate_id, seq, event_type, payload, created_at"
+    values = "'', 't', 'o', '1', n, 'placed', '{}', '2026-01-01 00:00:00.000000'"
+    if desk.name == "mysql":
+        columns, numbers = f"{columns}, position", f"(SELECT seq AS n FROM seq_1_to_{many}) AS s"
+        values, text = f"{values}, n", "CONCAT(n)"
+    else:
+        text = "CAST(n AS VARCHAR(20))"
+        numbers = (
+            "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s "
+            f"WHERE n < {many}) SELECT n FROM s) AS s"
+        )
+    desk.do(
+        f"INSERT INTO event_outbox (shard, event_id, {columns}) "
+        f"SELECT {'MOD(n, 256)' if desk.name != 'sqlite' else 'n & 255'}, {text}, {values} "
+        f"FROM {numbers}"
+    )
+
+
+PLANS = {"postgresql": "EXPLAIN ", "mysql": "EXPLAIN ", "sqlite": "EXPLAIN QUERY PLAN "}
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+@pytest.mark.parametrize("topic", ["", "t"])
+async def test_a_page_is_read_by_position_and_nothing_is_sorted(desk, shards, topic, monkeypatch):
+    many_rows(desk, 20_000)
+    if desk.name != "sqlite":
+        desk.do("ANALYZE TABLE event_outbox" if desk.name == "mysql" else "ANALYZE event_outbox")
+    reader = desk.reader(shards=shards)
+    cursor, plans = await reader.take(0, 1), []
+    cursor = await reader.advance(cursor, position=2**40, tails={}, lanes={})
+    fetch = outbox_pages.fetch
+
+    async def explained(link, *rest):
+        class Explaining:
+            dialect = link.dialect
+
+            async def fetch(self, statement, params=()):
+                plans.append(await link.fetch(PLANS[desk.name] + statement, params))
+                return await link.fetch(statement, params)
+
+            ask = fetch
+
+        return await fetch(Explaining(), *rest)
+
+    monkeypatch.setattr(reading, "fetch", explained)
+    last = desk.ask("SELECT MAX(id) AS id FROM event_outbox")[0]["id"]
+    last = 20_000 if desk.name == "mysql" else last
+    page = await reader.read(cursor, Lane(topic, last - 1_000), limit=100, bound=last)
+    assert page.messages
+    assert plans
+    for plan in plans:
+        text = "\n".join(str(tuple(row)) for row in plan)
+        if desk.name == "postgresql":
+            assert "Index Scan using event_outbox_pkey on event_outbox" in text
+            assert "Seq Scan" not in text
+            assert "Sort" not in text
+        elif desk.name == "mysql":
+            assert "'range', 'ux_event_outbox_position', 'ux_event_outbox_position'" in text
+            assert "filesort" not in text
+        else:
+            assert "SEARCH event_outbox USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)" in text
+            assert "TEMP B-TREE" not in text
+
+
+class Counted:
+    """A link that counts what it says."""
+
+    def __init__(self, link, said):
+        self._link, self._said, self.dialect = link, said, link.dialect
+
+    def __getattr__(self, verb):
+        self._said.append(verb)
+        return getattr(self._link, verb)
+
+
+class Counting(OutboxReader):
+    said: list
+
+    async def _run(self, work):
+        return await super()._run(lambda link: work(Counted(link, self.said)))
+
+
+async def test_statements_of_a_batch(desk):
+    desk.commit(*[placed(str(n)) for n in range(10)])
+    reader = Counting(desk.store)
+    reader.said = []
+    cursor, bound = await reader.take(0, 1), await reader.news()
+    counts = []
+    for _ in range(2):
+        reader.said.clear()
+        await reader.news()
+        page = await reader.read(cursor, Lane("", cursor.position), limit=5, bound=bound)
+        read = len(reader.said)
+        tails = {"orders": Tail(page.upto, "e"), "audit": Tail(1, "e")}
+        cursor = await reader.advance(cursor, position=page.upto, tails=tails, lanes={})
+        counts.append((read, len(reader.said) - read))
+    assert counts == [(3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+async def test_a_cursor_that_was_written_by_somebody_else_is_found_again(desk):
+    """Its owner remembers where the row lies; it need not be there any more."""
+    desk.commit(*[placed(str(n)) for n in range(4)])
+    follower = await follow(desk, limit=1)
+    reader, cursor = follower.reader, follower.cursor
+    bound = await reader.news()
+    seen = []
+    for _ in range(4):
+        page = await reader.read(cursor, Lane("", cursor.position), limit=1, bound=bound)
+        seen += [m.aggregate_id for m in page.messages]
+        cursor = await reader.advance(cursor, position=page.upto, tails={}, lanes={})
+        desk.do("UPDATE event_outbox_cursor SET updated_at = now()")
+    assert seen == ["0", "1", "2", "3"]
+    desk.commit(placed("4"))
+    page = await reader.read(cursor, Lane("", cursor.position), limit=9)
+    assert [m.aggregate_id for m in page.messages] == ["4"]
+
+
+# --- waking up ----------------------------------------------------------------------------------
+
+
+async def test_a_commit_with_events_rings_whoever_listens(desk):
+    with listen() as bell:
+        assert not await bell.wait(0)
+        await asyncio.to_thread(desk.commit, placed("1"))
+        assert await bell.wait(5)
+        with Session(desk.engine) as session:
+            session.execute(sa.text("SELECT 1"))
+            session.commit()
+            OUTBOX.add(session, placed("2"))
+            session.rollback()
+        assert not await bell.wait(0)
+
+
+async def test_by_the_last_ring_the_events_can_be_seen(desk):
+    reader = desk.reader()
+    before, heard = await reader.news(), []
+    with listen() as bell:
+        writing = asyncio.create_task(asyncio.to_thread(desk.commit, placed("1")))
+        while not writing.done() or await bell.wait(0):
+            await bell.wait(0.01)
+            heard.append(await reader.news())
+        assert heard[-1] > before
+
+
+async def test_async_sessions_and_kept_connections_ring_too(desk):
+    engine = create_async_engine(with_driver(parse(desk.url), "async"))
+    with listen() as bell:
+        async with AsyncSession(engine) as session:
+            OUTBOX.add(session, placed("1"))
+            await session.commit()
+        assert await bell.wait(5)
+        with desk.engine.connect() as connection:
+            await bell.wait(0)
+            OUTBOX.add(connection, placed("2"))
+            connection.commit()
+            assert await bell.wait(5)
+    await engine.dispose()
+
+
+async def test_who_does_not_listen_any_more_is_not_rung(desk):
+    with listen() as bell:
+        pass
+    desk.commit(placed("1"))
+    assert not await bell.wait(0)
+
+
+NOTIFIED = Outbox(routes={"placed": "orders"}, notify=True)
+
+
+def commit_notified(desk, *events):
+    with Session(desk.engine) as session:
+        for event in events:
+            NOTIFIED.add(session, event)
+        session.commit()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_notify_is_heard_elsewhere_and_by_nobody_without_it(desk, ordered):
+    reader, bell = desk.reader(), ASYNC.waiter()
+    listening = asyncio.create_task(reader.listen(bell))
+    if desk.name != "postgresql":
+        await listening  # there is nothing to hear
+        commit_notified(desk, placed("1", ordered=ordered))
+        assert not await bell.wait(0)
+        return
+    assert await bell.wait(30), "once it listens: something may have been said before"
+    desk.commit(placed("0"))
+    assert not await bell.wait(0.2)
+    commit_notified(desk, placed("1", ordered=ordered))
+    assert await bell.wait(30)
+    commit_notified(desk, *[placed(str(n), ordered=ordered) for n in range(30)])
+    assert await bell.wait(30)
+    assert not await bell.wait(0.1), "once per transaction"
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+async def test_a_listener_whose_connection_breaks_connects_anew(desk, monkeypatch):
+    monkeypatch.setattr(outbox_notify, "LONGEST_PAUSE_S", 0.01)
+    bell = ASYNC.waiter()
+    listening = asyncio.create_task(desk.reader().listen(bell))
+    assert await bell.wait(30)
+    desk.ask(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE query = 'LISTEN semel_outbox' AND datname = current_database()"
+    )
+    assert await bell.wait(30)
+    commit_notified(desk, placed("1"))
+    assert await bell.wait(30)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)

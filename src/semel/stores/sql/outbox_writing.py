@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from sqlalchemy import exc
@@ -267,6 +268,13 @@ SELECT ?::int2, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?
 FROM locked"""
 
 
+@lru_cache
+def _telling(statement: str) -> str:
+    """The same statement, which has readers told at the commit."""
+    lock = dense(LOCKED)
+    return statement.replace(lock, f"{lock},pg_notify('{CHANNEL}','')::text")
+
+
 class PostgresWords:
     """One statement each; the second of a commit takes the lock, the last one the ids.
 
@@ -284,8 +292,6 @@ class PostgresWords:
             RETURNING c.id, c.seq
         ), moved AS (SELECT string_agg(seq::text, ',' ORDER BY id) AS seqs FROM counted)
         SELECT moved.seqs, {LOCKED} FROM moved, {ID_SEQUENCE} AS s""")
-
-    COUNT_AND_TELL = COUNT.replace(LOCKED, f"{LOCKED}, pg_notify('{CHANNEL}', '')::text")
 
     PUT = dense(f"""
         INSERT INTO event_outbox ({", ".join(ROW)}, created_at)
@@ -320,7 +326,7 @@ class PostgresWords:
     async def count(self, link: Link, counts: Counts, *, notify: bool) -> Mapping[bytes, int]:
         rows = [_counter(entry, many) for entry, many in counts]
         named = [(counter.hex(), *more) for counter, *more in rows]
-        statement = self.COUNT_AND_TELL if notify else self.COUNT
+        statement = _telling(self.COUNT) if notify else self.COUNT
         [(seqs, *_)] = await link.fetch(statement, _columns(named, len(COUNTER)))
         last = map(int, seqs.split(",")) if seqs else ()
         return dict(zip([entry.counter for entry, _ in counts], last, strict=True))
@@ -329,8 +335,7 @@ class PostgresWords:
         counter, *named, many = _counter(entry, 1)
         row = [v for name, v in zip(ROW, _row(entry, None), strict=True) if name != "seq"]
         statement = self.ALONE if entry.ordered else self.ALONE_UNORDERED
-        if entry.notify:
-            statement = statement.replace(LOCKED, f"{LOCKED}, pg_notify('{CHANNEL}', '')::text")
+        statement = _telling(statement) if entry.notify else statement
         counting = [counter.hex(), *named, many] if entry.ordered else []
         await link.change(statement, [*counting, *row])
         return True
