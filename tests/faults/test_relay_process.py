@@ -59,7 +59,7 @@ async def test_told_to_end_under_load_nothing_is_lost_and_the_next_one_need_not_
             first.until(lambda: first.metric("semel_relay_published_total") > 50, "events")
             assert first.stop() == 0
             second = stack.enter_context(relay(database, broker, "--lease", "60s"))
-            second.until_owned(SHARDS, within_s=20)
+            second.until_owned(SHARDS, within_s=45)  # and not after a lease
             reached = len(numbers)
             second.until(lambda: len(numbers) > reached, "more events")
         catches_up(second)
