@@ -442,7 +442,14 @@ def test_what_is_swept_has_been_published(database, broker):
 def test_the_status_tells_of_every_name(any_database):
     nobody = answer("outbox", "status", any_database)
     assert nobody["relays"] == [
-        {"name": "default", "shards": 1, "lag_s": 0.0, "unpublished": 0, "behind": []}
+        {
+            "name": "default",
+            "shards": 1,
+            "lag_s": 0.0,
+            "unpublished": 0,
+            "behind": [],
+            "positions": [0],
+        }
     ]
     add(any_database, range(10), aggregates=1)
     advance(any_database, 4, shards=1)

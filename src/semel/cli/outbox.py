@@ -79,6 +79,7 @@ def _status_json(shards: Mapping[str, int], lags: Mapping[str, Lag]) -> show.Jso
                 "lag_s": lag.age_s,
                 "unpublished": lag.unpublished,
                 "behind": list(lag.behind),
+                "positions": [lag.positions[shard] for shard in sorted(lag.positions)],
             }
             for name, lag in lags.items()
         ],
@@ -94,6 +95,7 @@ RELAY_COLUMNS = (
     Column("lag", rank=0, least=8),
     Column("unpublished", rank=1, least=11),
     Column("behind", rank=2, least=8),
+    Column("positions", rank=4, least=12),
 )
 HOLDER_COLUMNS = (
     Column("pid", rank=0, least=5),
@@ -110,7 +112,14 @@ def _print_status(shards: Mapping[str, int], lags: Mapping[str, Lag]) -> None:
     show.print_table(
         RELAY_COLUMNS,
         [
-            [name, str(shards[name]), show.span(lag.age_s), f"{lag.unpublished:,}", _topics(lag)]
+            [
+                name,
+                str(shards[name]),
+                show.span(lag.age_s),
+                f"{lag.unpublished:,}",
+                ", ".join(lag.behind),
+                " ".join(str(lag.positions[shard]) for shard in sorted(lag.positions)),
+            ]
             for name, lag in lags.items()
         ],
     )
@@ -118,10 +127,6 @@ def _print_status(shards: Mapping[str, int], lags: Mapping[str, Lag]) -> None:
         show.print_line("transactions that relays do not pass:")
         rows = [[str(h.pid), h.state, show.span(h.open_s), h.query] for h in table.holders]
         show.print_table(HOLDER_COLUMNS, rows)
-
-
-def _topics(lag: Lag) -> str:
-    return ", ".join(lag.behind)
 
 
 # --- changing -----------------------------------------------------------------------------------
