@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import uuid
 
 import pytest
@@ -436,6 +437,22 @@ async def test_a_handler_of_the_other_colour_may_do_without_a_session(bench, con
         assert done == ["applied", "retry"]
         assert "URL" in (await held(inbox, consumer))["orders-7-2"]
     assert ran[0] == "orders-7-1"
+
+
+async def test_handlers_that_need_threads_get_them_while_ours_wait(sqlite_bench, consumer):
+    class InThreads(Both):
+        async def on_the_loop(self, each, session):
+            await asyncio.to_thread(threading.get_ident)
+
+    many = 40  # more than the loop has threads
+    async with opened(sqlite_bench, "sync") as inbox:
+        done = await asyncio.gather(
+            *(
+                inbox.apply(f"{consumer}-{n}", of_colour("async", 1), InThreads(consumer))
+                for n in range(many)
+            )
+        )
+    assert [endings(each) for each in done] == [["applied"]] * many
 
 
 async def test_an_async_handler_is_not_called_with_a_sync_session(sqlite_bench, consumer):

@@ -683,6 +683,26 @@ class InboxContract:
         assert endings(await slow) == ["applied"]
         assert await self.due(inbox, consumer, handler) == ["3 applied", "4 applied"]
 
+    @where(_side_by_side)
+    async def test_what_is_put_behind_while_the_last_one_runs_is_not_left_behind(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        handler.fails["orders-7-1"] = ValueError("not yet")
+        await inbox.apply(consumer, messages(1), handler)
+        handler.fails.clear()
+        await self.age(inbox, HOUR_S)
+        other = self.another(inbox)
+        put: list[Any] = []
+
+        async def put_behind() -> None:
+            put.extend(await other.apply(consumer, messages(2), handler))
+
+        handler.before["orders-7-1"] = put_behind
+        ran = await self.due(inbox, consumer, handler)
+        ran += await self.due(inbox, consumer, handler)
+        assert endings(put) == ["behind"]
+        assert ran == ["1 applied", "2 applied"]
+
     async def test_what_waits_is_run_by_one_of_two(
         self, inbox: Any, consumer: str, handler: Handler
     ) -> None:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -47,6 +49,7 @@ from semel.stores.sql import SQLStore, lines
 from semel.stores.sql.inbox_flow import Flow, Job, Other, Settings
 from semel.stores.sql.inbox_sessions import (
     IDLE_S,
+    MOST_CONNECTIONS,
     Factory,
     Sessions,
     colour_of,
@@ -88,7 +91,8 @@ class SQLInbox:
         idle_s: float | None = IDLE_S,
     ) -> None:
         given = engine_or_url
-        self.store = given if isinstance(given, SQLStore) else SQLStore(given, create=create)
+        self._brings_store = not isinstance(given, SQLStore)
+        self.store = SQLStore(given, create=create) if not isinstance(given, SQLStore) else given
         """For whoever needs a store beside the inbox, such as a worker: in the same database."""
         opened = self.store.engine_or_url
         self._retention_s = retention_s
@@ -101,6 +105,7 @@ class SQLInbox:
         self._excused: set[bytes] = set()
         self._sync: Flow | None = None
         self._own: sa.Engine | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._homes: dict[asyncio.AbstractEventLoop, _Home] = {}
         self._lock = threading.Lock()
         _inboxes.add(self)
@@ -225,8 +230,16 @@ class SQLInbox:
         """Do it in this colour: on the loop, or in a thread."""
         if colour == "async":
             return await work(self._async_flow())
-        flow = self._sync_flow()
-        return await asyncio.to_thread(lambda: run(work(flow)))
+        flow, context = self._sync_flow(), contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool(), context.run, lambda: run(work(flow)))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads of our own: handlers may need the loop's while ours wait for them."""
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(MOST_CONNECTIONS, "semel-inbox")
+            return self._threads
 
     def _sync_flow(self) -> Flow:
         with self._lock:
@@ -269,13 +282,19 @@ class SQLInbox:
             home = self._homes.pop(asyncio.get_running_loop(), None)
         if home is not None:
             await home.close()
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
         if self._own is not None:
             await asyncio.to_thread(self._own.dispose)
-        await self.store.aclose()
+        if self._brings_store:
+            await self.store.aclose()
 
     def _forked(self) -> None:
         """In a child: the parent goes on using these connections, so they are only forgotten."""
         self._lock = threading.Lock()
+        self._threads = None
         homes, self._homes = self._homes, {}
         if self._own is not None:
             self._own.dispose(close=False)
