@@ -15,6 +15,9 @@ not matter who does it.
 The easy mistake is to look for rows without a position in a statement that locks: it waits for
 transactions that have not ended, and one slow writer would hold up everybody. So they are looked
 for without a lock, and then changed one by one, by their ids.
+
+While somebody's snapshot stays open (a dump, a long report), InnoDB cannot forget that the rows
+had no position once, and looking for more goes through all of them: 35 ms behind 200,000 rows.
 """
 
 from __future__ import annotations
