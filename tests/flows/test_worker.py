@@ -395,6 +395,66 @@ def test_workers_share_the_shards_and_hand_over_gracefully(seed):
     assert all(each.held == 0 for each in counted)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_begun_before_runs_alone_so_that_a_crash_has_one_culprit(seed):
+    async def main(loop):
+        world = World(loop, shards=4)
+        await world.publish(*(message(n, case=str(c)) for n in (1, 2) for c in range(8)))
+        for shard in range(4):
+            dead = await world.broker.consumer(TOPIC, "vision", shard, name="dead", fence=1)
+            await dead.read(100)
+        worker = world.worker()
+        now = most = 0
+
+        @worker.on(topic=TOPIC)
+        async def handle(message, session):
+            nonlocal now, most
+            now += 1
+            most = max(now, most)
+            await asyncio.sleep(0.1)
+            now -= 1
+            session.append((message.aggregate_id, message.seq))
+
+        task = asyncio.ensure_future(worker.run())
+        await until(lambda: len(world.effects) == 16)
+        begun_before, most = most, 0
+        await world.publish(*(message(3, case=str(c)) for c in range(8)))
+        await until(lambda: len(world.effects) == 24)
+        worker.stop()
+        await task
+        return begun_before, most
+
+    begun_before, new = simulate(main, seed)
+    assert begun_before == 1
+    assert new > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_outage_of_one_topic_does_not_hold_up_what_was_left_over_of_another(seed):
+    async def main(loop):
+        world = World(loop)
+        topics = ("down", "up")
+        await world.publish(*(message(n, topic=t) for n in (1, 2) for t in topics))
+        for topic in topics:
+            dead = await world.broker.consumer(topic, "vision", 0, name="dead", fence=1)
+            await dead.read(100)
+        worker = world.worker()
+
+        @worker.on(topic=topics)
+        async def handle(message, session):
+            if message.topic == "down" and ASYNC.now() < 60:
+                raise StoreUnavailableError("of this topic only")
+            session.append(message.topic)
+
+        task = asyncio.ensure_future(worker.run())
+        await until(lambda: world.effects == ["up", "up"], within_s=10)
+        await until(lambda: world.effects == ["up", "up", "down", "down"], within_s=80)
+        worker.stop()
+        await task
+
+    simulate(main, seed)
+
+
 async def test_stop_finishes_what_is_in_hand_and_leaves_the_rest():
     world = World()
     worker = world.worker(batch=3)

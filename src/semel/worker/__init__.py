@@ -155,6 +155,8 @@ class Worker:
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._begins_seen = begin == "seen"
+        self.alone = asyncio.Lock()
+        """Held while a message runs that may have ended a process: no other such one does."""
         self._stopping = asyncio.Event()
         self._shards: Shards | None = None
         self._works: set[asyncio.Task[Any]] = set()
@@ -219,6 +221,7 @@ class Worker:
             raise SettingsError("this worker has no handler; give one with @worker.on(...)")
         if self._shards is not None:
             raise SettingsError("this worker is running already; make another one")
+        self.alone = asyncio.Lock()
         self._shards = Shards(
             self.store,
             f"worker:{self.group}",

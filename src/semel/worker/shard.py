@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -62,6 +63,10 @@ LOOKS_PER_IDLE = 5
 
 # How long letting go of a consumer may take: who comes next does not depend on it.
 CLOSING_S = 1.0
+
+
+# For what may run beside anything else.
+ANYBODY = contextlib.nullcontext()
 
 
 class _PutDownError(Exception):
@@ -142,6 +147,8 @@ class Shard:
     async def _retry_what_waits(self) -> None:
         slots = slots_of(self.hold.shard, self.worker.broker.shards)
         pause_s = FIRST_RETRY_S
+        # The first time alone, as what was left over: what ended the process before is due now.
+        await self._run_due(slots, self.worker.alone)
         while self.hold.live:
             if await self._woken(pause_s):
                 pause_s = FIRST_RETRY_S
@@ -157,12 +164,17 @@ class Shard:
         self._wake.clear()
         return woken and self.hold.live
 
-    async def _run_due(self, slots: tuple[int, int]) -> bool:
+    async def _run_due(
+        self, slots: tuple[int, int], guard: AbstractAsyncContextManager[None] = ANYBODY
+    ) -> bool:
         worker = self.worker
+
+        async def retry() -> Sequence[tuple[Message, Ending]]:
+            async with guard:
+                return await worker.inbox.retry(worker.group, slots, worker.handlers)
+
         try:
-            ran = await self.through(
-                lambda: worker.inbox.retry(worker.group, slots, worker.handlers), self
-            )
+            ran = await self.through(retry, self)
             await self.settle(ran, again=True)
         except _PutDownError:
             return False
@@ -255,17 +267,30 @@ class _Lane:
         self, consumer: Consumer, deliveries: Sequence[Delivery], *, singly: bool
     ) -> None:
         """`singly`: they were begun before and not finished; one of them may have been why."""
-        inbox, group, handlers = self._worker.inbox, self._worker.group, self._worker.handlers
         messages = [self._message(each) for each in deliveries]
-        endings = await self._shard.through(
-            lambda: inbox.apply(group, messages, handlers, singly=singly), self
-        )
+        apply = self._alone if singly else self._applied
+        endings = await apply(messages)
         both = list(zip(messages, endings, strict=True))
         if singly:
             await self._shard.copy_again(both)
         await self._shard.settle(both, again=False)
         await consumer.ack(deliveries)
         self._worker.handled(messages[-1])
+
+    async def _applied(self, messages: Sequence[Message]) -> Sequence[Ending]:
+        inbox, group, handlers = self._worker.inbox, self._worker.group, self._worker.handlers
+        return await self._shard.through(lambda: inbox.apply(group, messages, handlers), self)
+
+    async def _alone(self, messages: Sequence[Message]) -> Sequence[Ending]:
+        """That each is begun is counted: if the process dies now, it must be by that message."""
+        inbox, group, handlers = self._worker.inbox, self._worker.group, self._worker.handlers
+
+        async def apply(message: Message) -> Sequence[Ending]:
+            async with self._worker.alone:
+                return await inbox.apply(group, [message], handlers, singly=True)
+
+        found = [await self._shard.through(partial(apply, each), self) for each in messages]
+        return [ending for (ending,) in found]
 
     def _message(self, delivery: Delivery) -> Message:
         message = delivery.message
