@@ -81,7 +81,7 @@ async def test_a_relay_that_is_gone_is_replaced_when_its_lease_has_run_out(
     with contextlib.ExitStack() as stack:
         with producing(database) as numbers:
             first, second = (
-                stack.enter_context(relay(database, broker, "--lease", "1s")) for _ in range(2)
+                stack.enter_context(relay(database, broker, "--lease", "2s")) for _ in range(2)
             )
             second.until_owned(SHARDS // 2)
             first.until_owned(SHARDS // 2)

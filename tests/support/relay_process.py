@@ -34,7 +34,13 @@ def engine_of(url: str) -> sa.Engine:
 
 def add(url: str, numbers: Iterable[int], *, topic: str = "orders", aggregates: int = 20) -> None:
     """Committed events, the number of each in its payload."""
-    engine, outbox = engine_of(url), Outbox()
+    engine = engine_of(url)
+    _commit(engine, numbers, topic, aggregates)
+    engine.dispose()
+
+
+def _commit(engine: sa.Engine, numbers: Iterable[int], topic: str, aggregates: int) -> None:
+    outbox = Outbox()
     with orm.Session(engine) as session:
         for number in numbers:
             event = Event(
@@ -46,18 +52,17 @@ def add(url: str, numbers: Iterable[int], *, topic: str = "orders", aggregates: 
             )
             outbox.add(session, event)
         session.commit()
-    engine.dispose()
 
 
 @contextmanager
 def producing(url: str) -> Iterator[list[int]]:
     """Events, ten at a time, while the block runs; gives the numbers that are committed."""
-    stop, numbers = threading.Event(), []
+    stop, numbers, engine = threading.Event(), [], engine_of(url)
 
     def produce() -> None:
-        while not stop.wait(0.005):
+        while not stop.wait(0.02):
             more = range(len(numbers), len(numbers) + 10)
-            add(url, more)
+            _commit(engine, more, "orders", aggregates=20)
             numbers.extend(more)
 
     thread = threading.Thread(target=produce)
@@ -67,6 +72,7 @@ def producing(url: str) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
+        engine.dispose()
 
 
 class Running:

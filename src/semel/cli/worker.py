@@ -49,8 +49,9 @@ def worker(
             yield made
         finally:
             for each in (made.broker, made.inbox, made.store):
-                if hasattr(each, "aclose"):
-                    await each.aclose()
+                close = getattr(each, "aclose", None)  # an inbox of theirs may have none
+                if close is not None:
+                    await close()
 
     with reporting(""):
         process.run(
