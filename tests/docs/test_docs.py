@@ -342,6 +342,8 @@ GAPS = [
     "The door for requests",
     "The door and your transaction",
     "The client",
+    "The outbox and its relay",
+    "The worker and its inbox",
 ]
 
 
