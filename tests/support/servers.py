@@ -500,6 +500,10 @@ def start_nats(binary: Binary | None = None, *settings: str) -> NatsServer:
 # --- RabbitMQ -----------------------------------------------------------------------------------
 
 
+RABBIT_TAKES = 4 * 1024 * 1024
+"""The largest message, in bytes; by default it is too large for a test."""
+
+
 class PortMapper(ServerProcess):
     """Erlang's register of nodes.
 
@@ -600,6 +604,7 @@ def start_rabbitmq(binary: Binary | None = None) -> RabbitServer:
         f"log.console.level = warning\n"
         f"disk_free_limit.absolute = 10MB\n"
         f"vm_memory_high_watermark.absolute = 512MB\n"
+        f"max_message_size = {RABBIT_TAKES}\n"
     )
     (folder / "plugins").write_text("[].\n")
     server = RabbitServer(binary, [], port, folder, mapper=_port_mapper(binary))

@@ -117,6 +117,11 @@ class NatsBroker:
         for shard in range(self.shards):
             await self._stream(topic, shard).leave(group)
 
+    async def trim(self, topic: str, keep: int) -> None:
+        """Forget all but the last `keep` messages of each shard that every group is done with."""
+        for shard in range(self.shards):
+            await self._stream(topic, shard).trim(keep)
+
     async def consumer(
         self, topic: str, group: str, shard: int, *, name: str, fence: int
     ) -> NatsConsumer:

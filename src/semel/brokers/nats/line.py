@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from semel.brokers.shared import Shared
 from semel.errors import BrokerUnavailableError, SettingsError
 from semel.values import value
 
@@ -171,27 +172,13 @@ class Line:
         self.timeout_s = timeout_s
         self._servers = servers_of(url)
         self._options = options
-        self._wire: Wire | None = None
-        self._opening: asyncio.Task[Wire] | None = None
+        self._shared = Shared(self._open)
 
     async def wire(self) -> Wire:
-        """The connection, opened when there is none. All who wait for it wait for the same."""
-        here = asyncio.get_running_loop()
-        if self._wire is not None and not self._wire.ended and self._wire.loop is here:
-            return self._wire
-        if self._opening is None or self._opening.get_loop() is not here:
-            self._opening = here.create_task(self._open())
-        opening = self._opening
-        await asyncio.wait([opening])
-        if self._opening is opening:
-            self._opening = None
-        if opening.cancelled():
-            raise BrokerUnavailableError("the broker was closed while it was connecting to NATS")
         try:
-            self._wire = opening.result()
+            return await self._shared.get()
         except BROKEN as error:
             raise unavailable(error) from error
-        return self._wire
 
     async def _open(self) -> Wire:
         client, troubles = Client(), list[Exception]()
@@ -246,13 +233,7 @@ class Line:
             raise unavailable(error) from error
 
     async def aclose(self) -> None:
-        opening, self._opening = self._opening, None
-        if opening is not None and not opening.done():
-            opening.cancel()
-            await asyncio.wait([opening])
-        wire, self._wire = self._wire, None
-        if wire is not None and wire.loop is asyncio.get_running_loop():
-            await wire.end()
+        await self._shared.aclose()
 
 
 def servers_of(url: str) -> list[str]:

@@ -329,6 +329,9 @@ class Stream:
         self._room = min(room, 2 * maxlen - length)
         return None
 
+    async def trim(self, keep: int) -> None:
+        await self._trim(keep, await self.look())
+
     async def _trim(self, maxlen: int, end: End) -> int:
         """Never the last one: it says where the stream ends."""
         done = [found["ack_floor"]["stream_seq"] for found in await self._consumers()]
