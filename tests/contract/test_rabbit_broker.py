@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import semel.brokers.rabbit
-from semel.brokers import RabbitBroker
+from semel.brokers import RabbitBroker, connect
 from semel.errors import BrokerUnavailableError, SettingsError
 from semel.messages import Batch, Full, GroupBacklog, Refused, Tail, Taken
 from semel.testing.brokers import ODD, BrokerContract
@@ -360,3 +360,10 @@ def test_settings_that_cannot_work_are_refused(url, settings):
 
 def test_a_password_is_not_shown():
     assert "secret" not in repr(RabbitBroker("amqp://me:secret@localhost/"))
+
+
+def test_settings_may_stand_in_the_url_and_the_drivers_stay_there():
+    broker = connect("amqp://me@localhost/shop?shards=4&maxlen=9&heartbeat=3")
+    assert (broker.shards, broker._maxlen) == (4, 9)
+    assert broker._line._url == "amqp://me@localhost/shop?heartbeat=3"
+    assert connect("amqp://localhost?maxlen=none")._maxlen is None

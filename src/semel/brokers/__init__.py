@@ -16,6 +16,7 @@ from semel.errors import SettingsError
 if TYPE_CHECKING:
     from semel.brokers.memory import MemoryBroker
     from semel.brokers.nats import NatsBroker
+    from semel.brokers.rabbit import RabbitBroker
     from semel.brokers.redis import RedisBroker
     from semel.brokers.sqlite import SQLiteBroker
     from semel.ports import Broker
@@ -141,15 +142,16 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def _kinds(broker: Callable[..., Any]) -> dict[str, type]:
-    """What may stand in the URL: the broker's settings that default to a number, a text or a bool.
+    """What may stand in the URL: the broker's settings that are a number, a text or a bool.
 
-    A setting that defaults to None is an object, and cannot be written in a URL.
+    Any other setting that defaults to None is an object, and cannot be written in a URL.
     """
     parameters = inspect.signature(broker).parameters.values()
+    settings = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     return {
-        p.name: type(p.default)
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and isinstance(p.default, bool | int | float | str)
+        p.name: int if p.default is None else type(p.default)
+        for p in settings
+        if isinstance(p.default, bool | int | float | str) or p.annotation == "int | None"
     }
 
 
