@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,7 +37,7 @@ from semel.stores.sql import SQLStore
 HERE = Path(__file__).parent
 
 PEOPLE = 4
-PAUSE_S = 0.02
+PAUSE_S = 0.03
 
 WITHIN_S = 90.0
 
@@ -148,22 +148,28 @@ class Story:
         self._relay = Relay(store, broker)  # to ask how far the other one is; it does not run
         self._parked = Parked(SQLInbox(store))
         self._run = uuid4().hex[:6]
-        self._spoilt = f"{self._run}-0-2"
+        self._spoilt = f"{self._run}-8"
         self._books = Books(f"{self._run}-")
 
     async def tell(self) -> bool:
         say(f"1. {PEOPLE} people work on {self._cases} cases, beside a relay and four services")
         people = [Office(seed, PAUSE_S) for seed in range(PEOPLE)]
-        working = [asyncio.to_thread(self._work, number) for number in enumerate(people)]
-        await asyncio.gather(*working, self._kill_and_start())
+        ids = [f"{self._run}-{number}" for number in range(self._cases)]
+        await asyncio.to_thread(self._work, people[0], ids[:1])
+        await self._until(self._all_is_done)  # by then everybody is at work
+        await asyncio.gather(
+            *(
+                asyncio.to_thread(self._work, office, ids[1 + number :: PEOPLE])
+                for number, office in enumerate(people)
+            ),
+            self._kill_and_start(),
+        )
         await self._look_at_what_waits()
         await self._settle()
         return self._count(sum(office.taken_back for office in people))
 
-    def _work(self, who: tuple[int, Office]) -> None:
-        number, office = who
-        for case in range(self._cases // PEOPLE):
-            id = f"{self._run}-{number}-{case}"
+    def _work(self, office: Office, ids: Sequence[str]) -> None:
+        for id in ids:
             office.work_on(id, scan=UNREADABLE if id == self._spoilt else "a lease")
 
     async def _kill_and_start(self) -> None:
@@ -177,8 +183,8 @@ class Story:
         self._party.start("ocr", "relay")
 
     async def _ocr_is_in_the_middle(self) -> bool:
-        begun = len(self._books.done("worker_group")) > self._cases // 4
-        return begun and await self._in_hand() > 0
+        done = len(self._books.done("worker_group"))
+        return done > self._cases or (done > self._cases // 2 and await self._in_hand() > 0)
 
     async def _in_hand(self) -> int:
         """What the OCR worker was handed and has not acknowledged."""
@@ -223,11 +229,12 @@ class Story:
             good = good and events > 0 and not wrong
             told = ", ".join(wrong) or "each once, each case in order"
             say(f"   {group:<16} {events:>5} events, {effects:>5} effects: {told}")
-        say(f"   {taken_back} transactions were rolled back, and nobody has heard of them")
-        for mistake in self._books.mistakes():
+        mistakes = self._books.mistakes()
+        heard = "" if mistakes else ", and nobody has heard of them"
+        say(f"   {taken_back} transactions were rolled back{heard}")
+        for mistake in mistakes:
             say(f"   {mistake}")
-            good = False
-        return good
+        return good and not mistakes
 
     async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         until = time.monotonic() + WITHIN_S
@@ -235,7 +242,7 @@ class Story:
             self._party.check()
             if time.monotonic() > until:
                 raise TimeoutError(f"{self._books.missing()} effects have not come")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
 
 def say(text: str = "") -> None:
