@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from semel.colour import ASYNC
@@ -29,7 +29,7 @@ from semel.keys import make_key, new_attempt
 from semel.ports import Store, StoreLedger
 from semel.values import Claim, Kept, Key, Record, State, Terms, Won
 
-__all__ = ["Hold", "Shards"]
+__all__ = ["Hold", "Shards", "owners"]
 
 T = TypeVar("T")
 
@@ -246,7 +246,7 @@ class Shards:
         return hold
 
     def _key(self, what: str) -> Key:
-        return make_key(f"{self._name} {what}", operation="semel.shards", per_operation=True)
+        return _key(self._name, what)
 
     def _heard(self, error: Exception | None) -> None:
         """An outage is told once, and its end."""
@@ -300,6 +300,17 @@ class Shards:
         with contextlib.suppress(SemelError, TimeoutError):
             async with asyncio.timeout(self._terms.lease_s):
                 await ledger.release(claim)
+
+
+async def owners(store: Store, name: str, count: int) -> Mapping[int, str]:
+    """Who owns the shards of a name just now, by host and process; without those nobody owns."""
+    ledger = store.ledger(ASYNC)
+    seen = await _all([ledger.look(_key(name, f"shard {n}").id) for n in range(count)])
+    return {n: record.holder for n, record in enumerate(seen) if record and _is_live(record)}
+
+
+def _key(name: str, what: str) -> Key:
+    return make_key(f"{name} {what}", operation="semel.shards", per_operation=True)
 
 
 def _is_live(record: Record) -> bool:

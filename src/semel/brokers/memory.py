@@ -76,6 +76,12 @@ class MemoryBroker:
             for shard in range(self.shards):
                 self._log(topic, shard).groups.pop(group, None)
 
+    async def trim(self, topic: str, keep: int) -> None:
+        """Forget all but the last `keep` messages of each shard that every group is done with."""
+        with _lock:
+            for shard in range(self.shards):
+                self._log(topic, shard).trim(keep)
+
     async def consumer(
         self, topic: str, group: str, shard: int, *, name: str, fence: int
     ) -> MemoryConsumer:
@@ -246,14 +252,18 @@ class _Log:
         return bisect_right(self.entries, position, key=lambda entry: entry.position)
 
     def _full(self, batch: Batch, maxlen: int) -> Full | None:
-        """Make room, as far as everybody has read and acknowledged."""
-        slowest = min(self.groups, key=lambda name: self.groups[name].done_to, default=None)
-        done_to = 0 if slowest is None else self.groups[slowest].done_to
-        del self.entries[: max(0, min(self._after(done_to), len(self.entries) - maxlen))]
+        slowest = self.trim(maxlen)
         if len(self.entries) < 2 * maxlen:
             return None
         late = None if slowest is None else self.backlog(slowest, 0.0)
         return Full(len(self.entries), rules.why_full(batch, late))
+
+    def trim(self, maxlen: int) -> str | None:
+        """Make room, as far as everybody has read and acknowledged; the slowest group."""
+        slowest = min(self.groups, key=lambda name: self.groups[name].done_to, default=None)
+        done_to = 0 if slowest is None else self.groups[slowest].done_to
+        del self.entries[: max(0, min(self._after(done_to), len(self.entries) - maxlen))]
+        return slowest
 
     # --- reading
 

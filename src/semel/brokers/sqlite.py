@@ -98,6 +98,10 @@ class SQLiteBroker:
         """Forget the group: nothing is kept for it any more."""
         await self.call(self._rows.leave, topic, group)
 
+    async def trim(self, topic: str, keep: int) -> None:
+        """Forget all but the last `keep` messages of each shard that every group is done with."""
+        await self.call(self._rows.trim, topic, keep)
+
     async def consumer(
         self, topic: str, group: str, shard: int, *, name: str, fence: int
     ) -> SQLiteConsumer:
@@ -434,6 +438,17 @@ class _Rows:
             receipt = refused or Taken(len(added))
         connection.execute(PUT_SHARD, (*place, batch.fence, tail.position, tail.id, length))
         return receipt
+
+    def trim(self, topic: str, keep: int) -> None:
+        def trimmed(connection: sqlite3.Connection) -> None:
+            for shard in range(self._shards):
+                found = connection.execute(SHARD, (topic, shard)).fetchone()
+                if found is not None and found[3] > keep:
+                    *kept, length = found
+                    length -= self._trim(connection, (topic, shard), length - keep)
+                    connection.execute(PUT_SHARD, (topic, shard, *kept, length))
+
+        self._connections.write(trimmed)
 
     @staticmethod
     def _trim(connection: sqlite3.Connection, place: Place, excess: int) -> int:

@@ -27,22 +27,6 @@ if at > follows or count == 0 then
   return at > follows and {'ahead', tail.position, tail.id} or {'taken'}
 end
 
--- The first position that some group still needs: its oldest pending entry, or else the next one
--- it has not read.
-local function needed()
-  local lowest, whose = at + 1, false
-  for _, row in ipairs(call('XINFO', 'GROUPS', stream)) do
-    local group = named(row)
-    local from = position_of(group['last-delivered-id']) + 1
-    if group.pending > 0 then
-      local oldest = call('XPENDING', stream, group.name, '-', '+', 1)[1]
-      if oldest then from = math.min(from, position_of(oldest[1])) end
-    end
-    if from < lowest or not whose then lowest, whose = math.min(from, lowest), group.name end
-  end
-  return lowest, whose
-end
-
 -- Where many are to go, as after a smaller target, they go by and by: a script must be short.
 local MOST = 20000
 
@@ -51,7 +35,7 @@ local MOST = 20000
 local length, target, again = tail.length, tonumber(ARGV[4]), '0'
 if target and length + count > target and (length >= 2 * target or length >= tonumber(retry or 0)) then
   local over = math.min(length + count - target, MOST)
-  local lowest, whose = needed()
+  local lowest, whose = needed(at)
   local spare = 0
   if whose and length - over >= at + 1 - lowest then
     spare = over -- there are no more entries than positions from the lowest on

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from semel.brokers.redis.consumer import RedisConsumer
 from semel.brokers.redis.entries import EVENT, Mode, event_id, position_of, write
 from semel.brokers.redis.link import Link
 from semel.brokers.redis.scripts import Stream, stream_of
+from semel.stores.redis.durability import Standing
 
 __all__ = ["RedisBroker", "RedisConsumer"]
 
@@ -230,6 +231,12 @@ class RedisBroker:
         calls = [stream.call(scripts.LEAVE, group) for stream in streams]
         await asyncio.gather(*map(self._link.ask, calls))
 
+    async def trim(self, topic: str, keep: int) -> None:
+        """Forget all but the last `keep` messages of each shard that every group is done with."""
+        streams = [self._stream(topic, shard) for shard in range(self.shards)]
+        calls = [stream.call(scripts.TRIM, keep) for stream in streams]
+        await asyncio.gather(*map(self._link.ask, calls))
+
     async def consumer(
         self, topic: str, group: str, shard: int, *, name: str, fence: int
     ) -> RedisConsumer:
@@ -254,6 +261,11 @@ class RedisBroker:
         ]
         return Backlog(topic, shard, length, self._maxlen, _tail((position, id)), groups)
 
+    async def risks(self) -> Sequence[str]:
+        """What the servers are set up to forget, for people; what loses unread messages first."""
+        risks = [risk for standing in await self._link.standings() for risk in _risks(standing)]
+        return sorted(dict.fromkeys(risks))
+
     async def aclose(self) -> None:
         await self._link.aclose()
 
@@ -270,3 +282,17 @@ class RedisBroker:
 
 def _tail(said: Sequence[bytes]) -> Tail:
     return Tail(int(said[0]), said[1].decode())
+
+
+def _risks(standing: Standing) -> Iterator[str]:
+    """Streams never expire by themselves, so policies for what expires do not touch them."""
+    if standing.maxmemory and standing.policy.startswith("allkeys"):
+        yield (
+            f"eviction: maxmemory-policy {standing.policy} deletes streams when memory is short, "
+            "and what nobody has read with them; set maxmemory-policy noeviction"
+        )
+    if standing.appendonly is False and not standing.snapshots:
+        yield (
+            "restart: nothing is written to disk, so a restart empties every stream, and what the "
+            "outbox has swept by then is lost to groups that had not read it; set appendonly yes"
+        )

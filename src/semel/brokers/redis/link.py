@@ -13,6 +13,8 @@ from redis.exceptions import ResponseError
 
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, CorruptRecordError, StoreUnavailableError
+from semel.stores.redis import asking
+from semel.stores.redis.durability import Standing
 from semel.stores.redis.faults import BROKEN, unreachable
 from semel.stores.redis.line import AsyncClusterLine, AsyncLine
 from semel.stores.redis.scripts import Call
@@ -75,6 +77,14 @@ class Link:
             raise BrokerUnavailableError(str(unreachable(error))) from error
         words = next(iter(reply.items()), ()) if isinstance(reply, dict) else reply
         return int(words[1]) if words else None
+
+    async def standings(self) -> list[Standing]:
+        """The settings of every server that says what it remembers."""
+        line = self._line
+        try:
+            return [await asking.standing(line, each) for each in await asking.servers(line)]
+        except StoreUnavailableError as error:
+            raise BrokerUnavailableError(str(error)) from error
 
     async def aclose(self) -> None:
         await self._way.aclose()

@@ -18,7 +18,8 @@ def _script(*parts: str) -> Script:
     return Script("stream", *parts, folder=_LUA)
 
 
-PUBLISH = _script("publish")
+PUBLISH = _script("needed", "publish")
+TRIM = _script("needed", "trim")
 FIND = _script("find")
 BACKLOG = _script("backlog")
 JOIN = _script("join")

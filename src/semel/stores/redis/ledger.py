@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import redis
-
-from semel.errors import StoreUnavailableError
 from semel.stores import rules
-from semel.stores.redis import scripts
-from semel.stores.redis.durability import Standing, guarantees_of
-from semel.stores.redis.faults import BROKEN, unreachable
+from semel.stores.redis import asking, scripts
+from semel.stores.redis.durability import guarantees_of
 from semel.stores.redis.line import Line
 from semel.stores.redis.scripts import SENSELESS, Call, Names, corrupt
 from semel.stores.rules import Noting, Operation, Releasing, Renewing
@@ -109,7 +105,7 @@ class RedisLedger(Verbs):
     async def _ids_after(self, after: bytes | None) -> list[bytes]:
         """The smallest ids behind `after`, in order."""
         ids: set[bytes] = set()
-        for server in await self._servers():
+        for server in await asking.servers(self._line()):
             cursor = -1
             while cursor != 0:
                 cursor, page = await self._page(max(cursor, 0), server)
@@ -120,7 +116,7 @@ class RedisLedger(Verbs):
 
     async def _page(self, cursor: int, server: Any) -> tuple[int, list[bytes]]:
         match = ("MATCH", self._names.pattern, "COUNT", SCAN_COUNT)
-        cursor, names = await self._ask(server, "SCAN", cursor, *match)
+        cursor, names = await asking.ask(self._line(), server, "SCAN", cursor, *match)
         return cursor, [id for name in names if (id := self._names.id_of(name)) is not None]
 
     async def resolve(
@@ -137,49 +133,6 @@ class RedisLedger(Verbs):
     # --- what the server promises -----------------------------------------------------------
 
     async def guarantees(self) -> Guarantees:
-        servers = await self._servers()
-        standings = [await self._standing(server) for server in servers]
+        line = self._line()
+        standings = [await asking.standing(line, server) for server in await asking.servers(line)]
         return guarantees_of(self._shown, standings, can_fail_over=self._can_fail_over)
-
-    async def _standing(self, server: Any) -> Standing:
-        role = await self._ask(server, "INFO", "replication")
-        memory = await self._ask(server, "INFO", "memory")
-        appendonly = await self._setting(server, "appendonly")
-        return Standing(
-            appendonly=None if appendonly is None else appendonly == "yes",
-            appendfsync=await self._setting(server, "appendfsync") or "",
-            snapshots=bool(await self._setting(server, "save")),
-            maxmemory=int(memory.get("maxmemory", 0)),
-            policy=str(memory.get("maxmemory_policy", "")),
-            replicas=int(role.get("connected_slaves", 0)),
-            is_replica=role.get("role") == "slave",
-        )
-
-    async def _setting(self, server: Any, name: str) -> str | None:
-        """A setting, None when the server does not say: managed ones refuse CONFIG."""
-        try:
-            answer = await self._line().ask(server, "CONFIG GET", name)
-        except redis.ResponseError:
-            return None
-        except BROKEN as error:
-            raise unreachable(error) from error
-        return next((_plain(value) for value in answer.values()), None)
-
-    async def _servers(self) -> list[Any]:
-        servers: list[Any] = await self._asked(self._line().servers())
-        return servers
-
-    async def _ask(self, server: Any, *command: Any) -> Any:
-        return await self._asked(self._line().ask(server, *command))
-
-    async def _asked(self, question: Any) -> Any:
-        try:
-            return await question
-        except redis.ResponseError as error:
-            raise StoreUnavailableError(f"Redis refused: {error}") from error
-        except BROKEN as error:
-            raise unreachable(error) from error
-
-
-def _plain(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
