@@ -67,6 +67,10 @@ COMPARE_EVERY_S = 10.0
 FULL_S = 0.05
 MOST_FULL_S = 1.0
 
+# Topics of `semel doctor`: their aggregate type is the name of the relays that are examined. On the
+# brokers of other names nobody would read them, and nothing of them could ever be trimmed.
+CANARY = "semel.canary."
+
 OUTAGE = (BrokerUnavailableError, StoreUnavailableError)
 
 
@@ -383,10 +387,14 @@ class _Shard:
         for message in page.messages:
             if message.topic not in self._cursor.lanes:
                 by_topic.setdefault(message.topic, []).append(message)
-        sent = await _all([self._send(topic, some) for topic, some in by_topic.items()])
+        ours = [(topic, some) for topic, some in by_topic.items() if self._is_ours(topic, some[0])]
+        sent = await _all([self._send(topic, some) for topic, some in ours])
         lanes = {one.topic: one.lane for one in sent if one.lane is not None}
         await self._advance(page.upto, sent, lanes)
         return True
+
+    def _is_ours(self, topic: str, message: Message) -> bool:
+        return not topic.startswith(CANARY) or message.aggregate_type == self._relay.name
 
     async def _next_page(self, news: int) -> tuple[int, Page]:
         """And how far it may have gone: one that was read ahead knows older news."""
