@@ -34,7 +34,7 @@ from uuid import UUID
 
 from semel.cloudevents import is_clean
 from semel.errors import SettingsError
-from semel.keys import identity, plain
+from semel.keys import plain
 from semel.values import value
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Outbox:
         return replace(event, topic=entry.topic, id=entry.event_id)
 
     def _entry(self, event: Event) -> Entry:
-        from semel.stores.sql.outbox_writing import Entry
+        from semel.stores.sql.outbox_writing import Entry, counter_of
 
         if not isinstance(event, Event):
             raise SettingsError(f"add() takes an Event, not a {type(event).__name__}")
@@ -115,9 +115,8 @@ class Outbox:
         topic = self._topic(event)
         aggregate_type = _name("an aggregate_type", event.aggregate_type)
         aggregate_id = _name("an aggregate_id", _written(event.aggregate_id))
-        parts = (topic.encode(), aggregate_type.encode(), aggregate_id.encode())
         return Entry(
-            counter=identity(tenant, *parts),
+            counter=counter_of(tenant, topic, aggregate_type, aggregate_id),
             tenant_id=tenant,
             topic=topic,
             aggregate_type=aggregate_type,

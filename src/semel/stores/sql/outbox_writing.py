@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 from sqlalchemy import exc
 
 from semel.errors import IdempotencyConflictError, StoreUnavailableError
+from semel.keys import identity
 from semel.stores.sql.asking import dense
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
@@ -65,6 +66,12 @@ class Entry:
     ordered: bool = True
     given: bool = False
     notify: bool = False
+
+
+def counter_of(tenant: str, topic: str, aggregate_type: str, aggregate_id: str) -> bytes:
+    """The identity of an aggregate's numbering; its first byte is the slot."""
+    parts = (topic.encode(), aggregate_type.encode(), aggregate_id.encode())
+    return identity(tenant, *parts)
 
 
 Numbered: TypeAlias = tuple[Entry, int | None]
