@@ -1,0 +1,73 @@
+"""The example `case_outbox` in pieces, with a place where its OCR worker stops, to be killed there.
+
+python -m support.case_paused publish          a case is worked on, and its events published
+python -m support.case_paused stop PLACE FILE  OCR stops at the place, and makes the file
+python -m support.case_paused finish           relay and OCR run until all is read and told
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import consumers
+import pieces
+from books import Books
+from office import Office
+from sqlalchemy import event, orm
+from tables import Reading
+
+from semel.relay import Relay
+
+FOR_GOOD_S = 3600
+CASE = "case-1"
+
+
+async def publish():
+    await pieces.prepare()
+    Office(seed=0, pause_s=0).work_on(CASE)
+    await run_until(is_published)
+
+
+async def stop(place, file):
+    def pause(session):
+        if "read" in session.info:
+            Path(file).touch()
+            time.sleep(FOR_GOOD_S)
+
+    def mark(session, _context):
+        if any(isinstance(row, Reading) for row in session.new):
+            session.info["read"] = True
+
+    event.listen(orm.Session, "after_flush", mark)
+    event.listen(orm.Session, place, pause)
+    await consumers.ocr.run()
+
+
+async def finish():
+    await run_until(is_read, consumers.ocr)
+
+
+async def run_until(done, *workers):
+    relay = Relay(pieces.DATABASE, pieces.broker, lease_s=pieces.LEASE_S)
+    running = [asyncio.create_task(part.run()) for part in (relay, *workers)]
+    while not await done(relay):
+        await asyncio.sleep(0.02)
+    for part in (relay, *workers):
+        part.stop()
+    await asyncio.gather(*running)
+
+
+async def is_published(relay):
+    return (await relay.reader.lag()).unpublished == 0
+
+
+async def is_read(relay):
+    books = Books(CASE)
+    done, asked = books.done("worker_group"), books.committed(pieces.WORKERS)
+    return len(done) >= len(asked) and await is_published(relay)
+
+
+asyncio.run({"publish": publish, "stop": stop, "finish": finish}[sys.argv[1]](*sys.argv[2:]))
