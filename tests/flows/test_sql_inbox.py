@@ -363,6 +363,30 @@ async def test_a_deadlock_is_held_against_nobody(request, consumer, database_nam
     assert bench.rows(f"SELECT n FROM {name} ORDER BY id") == [(2,), (2,)]
 
 
+async def test_one_with_much_to_do_is_not_overtaken_for_ever(postgres_bench, consumer):
+    """A sequence is drained, message by message, while a slow batch wants to put one behind it."""
+    many = 250
+    handle = Both(consumer, {"orders-7-1": None})
+    async with opened(postgres_bench, "async") as one, opened(postgres_bench, "async") as other:
+        await one.apply(consumer, of_colour("async", *range(1, many)), handle)
+        handle.does.clear()
+        [sequence] = await Parked(one).list(consumer=consumer)
+        await Parked(one).replay(sequence.sequence)
+
+        async def slow(each, session):
+            await handle(each, session)
+            await asyncio.sleep(0.005)
+
+        drained = asyncio.create_task(one.retry(consumer, ALL, handle))
+        batch = [message(many), *(message(seq, "8") for seq in range(1, 21))]
+        assert endings(await other.apply(consumer, batch, slow)) == ["behind"] + ["applied"] * 20
+        assert not drained.done()
+        await drained
+        await one.retry(consumer, ALL, handle)
+    mine = [each for each in effects(postgres_bench, consumer) if each.startswith("7:")]
+    assert mine == [f"7:{seq}" for seq in range(1, many + 1)]
+
+
 async def test_a_lock_that_stays_is_an_outage(postgres_bench, consumer):
     def impatient(each, session):
         session.execute(sa.text("SET LOCAL lock_timeout = '50ms'"))

@@ -114,12 +114,12 @@ class Flow:
 
     async def apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
         try:
-            return await self._firmly(lambda: self._together(job, messages))
+            return await self._firmly(lambda lock: self._together(job, messages, lock=lock))
         except FailedError:
             pass
         if len(messages) > 1:
             try:
-                return await self._firmly(lambda: self._apart(job, messages))
+                return await self._firmly(lambda lock: self._apart(job, messages, lock=lock))
             except FailedError:
                 pass
         return [await self._alone(job, each) for each in messages]
@@ -128,10 +128,10 @@ class Flow:
         return [await self._counted(job, each) for each in messages]
 
     async def _together(
-        self, job: Job, messages: Sequence[Message], started: bytes | None = None
+        self, job: Job, messages: Sequence[Message], started: bytes | None = None, *, lock: bool
     ) -> list[Ending]:
         async with self._transaction(job) as work:
-            course = await self._course(work, job.consumer, messages)
+            course = await self._course(work, job.consumer, messages, lock=lock)
             endings: list[Ending] = []
             for message in messages:
                 ending = course.ask(message)
@@ -142,9 +142,9 @@ class Flow:
             await self._keep(work, course, started)
             return endings
 
-    async def _apart(self, job: Job, messages: Sequence[Message]) -> list[Ending]:
+    async def _apart(self, job: Job, messages: Sequence[Message], *, lock: bool) -> list[Ending]:
         async with self._transaction(job) as work:
-            course = await self._course(work, job.consumer, messages)
+            course = await self._course(work, job.consumer, messages, lock=lock)
             endings = [await self._one_apart(work, course, each, job.handle) for each in messages]
             await self._keep(work, course)
             return endings
@@ -164,28 +164,34 @@ class Flow:
 
     async def _alone(self, job: Job, message: Message, started: bytes | None = None) -> Ending:
         try:
-            [ending] = await self._firmly(lambda: self._together(job, [message], started))
+            [ending] = await self._firmly(
+                lambda lock: self._together(job, [message], started, lock=lock)
+            )
             return ending
         except FailedError as failed:
             failure = self._settings.retry.failed(failed.error, 1)
-        return await self._firmly(lambda: self._park(job.consumer, message, failure, started))
+        return await self._park(job.consumer, message, failure, started)
 
     async def _park(
         self, consumer: str, message: Message, failure: Failure, started: bytes | None
     ) -> Ending:
         """It has failed and left nothing behind. Meanwhile it may have had its effect elsewhere."""
-        async with self._transaction() as work:
-            course = await self._course(work, consumer, [message])
-            ending = course.ask(message) or course.failed(message, failure)
-            await self._keep(work, course, started)
-            return ending
+
+        async def turn(lock: bool) -> Ending:
+            async with self._transaction() as work:
+                course = await self._course(work, consumer, [message], lock=lock)
+                ending = course.ask(message) or course.failed(message, failure)
+                await self._keep(work, course, started)
+                return ending
+
+        return await self._firmly(turn)
 
     async def _counted(self, job: Job, message: Message) -> Ending:
         """Begun before and not finished: counted before it begins, in case that it ends us."""
         id = rules.message_of(job.consumer, message)
         if not await self._begin(id, job.consumer, message):
             failure = self._settings.retry.crashed()
-            return await self._firmly(lambda: self._park(job.consumer, message, failure, id))
+            return await self._park(job.consumer, message, failure, id)
         with _Excuse(self._excused, id):
             return await self._alone(job, message, id)
 
@@ -207,7 +213,7 @@ class Flow:
 
         `both`: a handler of the other colour has a flow of its own.
         """
-        row = await self.on_link(lambda link: self._due_row(link, sequence))
+        row = await self.on_link(lambda link: self._words.due_row(link, sequence))
         if row is None:
             return None
         message, own = row.parked.message, self._colour.name
@@ -217,31 +223,25 @@ class Flow:
         ending: Ending | None
         if row.problem:
             unreadable = Failure("poison", row.problem, row.parked.attempts + 1)
-            ending = await self._firmly(lambda: self._fail_row(row, unreadable, id))
+            ending = await self._fail_row(row, unreadable, id)
         elif await self._begin(id, job.consumer, message):
             with _Excuse(self._excused, id):
                 ending = await self._run_row(job, row, id)
         else:
             failure = self._settings.retry.crashed()
-            ending = await self._firmly(lambda: self._fail_row(row, failure, id))
+            ending = await self._fail_row(row, failure, id)
         return None if ending is None else (message, ending)
-
-    async def _due_row(self, link: Link, sequence: bytes) -> Row | None:
-        head = await self._words.head(link, sequence)
-        if head is None or not await self._words.is_due(link, head.row):
-            return None
-        return head.row
 
     async def _run_row(self, job: Job, row: Row, started: bytes) -> Ending | None:
         try:
-            return await self._firmly(lambda: self._turn(job, row, started))
+            return await self._firmly(lambda lock: self._turn(job, row, started, lock=lock))
         except FailedError as failed:
             failure = self._settings.retry.failed(failed.error, row.parked.attempts + 1)
-        return await self._firmly(lambda: self._fail_row(row, failure, started))
+        return await self._fail_row(row, failure, started)
 
-    async def _turn(self, job: Job, row: Row, started: bytes) -> Ending | None:
+    async def _turn(self, job: Job, row: Row, started: bytes, *, lock: bool) -> Ending | None:
         async with self._transaction(job) as work:
-            head = await self._ours(self._same_head(work.link, row))
+            head = await self._ours(self._same_head(work.link, row, lock=lock))
             ending = None if head is None else await self._end_head(work, job, head)
             await self._ours(self._words.end(work.link, started))
             await self._commit(work)
@@ -264,28 +264,36 @@ class Flow:
         await self._ours(words.passed(work.link, job.consumer, head))
         return Applied() if todo == "run" else Seen()
 
-    async def _same_head(self, link: Link, row: Row) -> Head | None:
+    async def _same_head(self, link: Link, row: Row, *, lock: bool) -> Head | None:
         """The sequence as it is now, if this row is still the first of it, and as it was read."""
+        if lock:
+            await self._words.lock(link, [row.parked.sequence])
         head = await self._words.head(link, row.parked.sequence)
         return head if head is not None and head.row == row else None
 
     async def _fail_row(self, row: Row, failure: Failure, started: bytes) -> Held | None:
         """None: somebody has run, settled or changed it meanwhile, and that counts."""
-        async with self._transaction() as work:
-            same = await self._ours(self._same_head(work.link, row))
-            if same is not None:
-                await self._ours(self._words.failed(work.link, row, failure))
-            await self._ours(self._words.end(work.link, started))
-            await self._commit(work)
-            return None if same is None else Held(failure.why, failure.error)
+
+        async def turn(lock: bool) -> Held | None:
+            async with self._transaction() as work:
+                same = await self._ours(self._same_head(work.link, row, lock=lock))
+                if same is not None:
+                    await self._ours(self._words.failed(work.link, row, failure))
+                await self._ours(self._words.end(work.link, started))
+                await self._commit(work)
+                return None if same is None else Held(failure.why, failure.error)
+
+        return await self._firmly(turn)
 
     # --- for people -------------------------------------------------------------------------
 
     async def settle(
         self, sequence: bytes, settlement: Settlement, *, who: str, note: str, dry_run: bool
     ) -> Settled:
-        async def turn() -> Settled:
+        async def turn(lock: bool) -> Settled:
             async with self._transaction() as work:
+                if lock:
+                    await self._ours(self._words.lock(work.link, [sequence]))
                 view, rows = await self._ours(self._view(work.link, sequence, settlement))
                 change = rules.settled(view, settlement, sequence)
                 if not dry_run:
@@ -328,8 +336,13 @@ class Flow:
             await self._ours(work.begin(self._sessions.idle_s))
             yield work
 
-    async def _course(self, work: Work, consumer: str, messages: Sequence[Message]) -> Course:
+    async def _course(
+        self, work: Work, consumer: str, messages: Sequence[Message], *, lock: bool
+    ) -> Course:
         idle_s = self._sessions.idle_s
+        if lock:
+            ids = [rules.sequence_of(consumer, each)[0] for each in messages]
+            await self._ours(self._words.lock(work.link, ids))
         known = self._words.known(work.link, consumer, messages, idle_s)
         return Course(consumer, await self._ours(known))
 
@@ -349,17 +362,21 @@ class Flow:
         except self._lines.errors as error:
             raise OursError from error
 
-    async def _firmly(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, again after passing trouble; what it failed with by itself is a `FailedError`."""
+    async def _firmly(self, work: Callable[[bool], Awaitable[T]]) -> T:
+        """Do it, again after passing trouble; what it failed with by itself is a `FailedError`.
+
+        Who was overtaken is told to lock what it reads: one with much to do would otherwise be
+        overtaken again and again by one with little.
+        """
         last: BaseException | None = None
-        reconnected = False
+        reconnected = overtaken = False
         for turn in range(TRIES):
             if turn:
                 await self._colour.sleep(pause_s(turn - 1))
             try:
-                return await work()
+                return await work(overtaken)
             except ChangedError as changed:
-                last = changed
+                last, overtaken = changed, True
             except OursError as ours:
                 last = ours.__cause__
                 if await self._is_final(ours, reconnected=reconnected):

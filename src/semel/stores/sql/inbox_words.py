@@ -177,6 +177,12 @@ class Words:
         """What is known of the sequences in the batch."""
         raise NotImplementedError
 
+    async def lock(self, link: Link, ids: Iterable[bytes]) -> None:
+        """Have these marks to ourselves until the transaction ends, whoever else wants them."""
+        for piece in _pieces(sorted(set(ids))):
+            select = f"SELECT id FROM inbox_mark WHERE id IN ({_marks_of(len(piece))})"
+            await link.fetch(f"{select} ORDER BY id FOR UPDATE", piece)
+
     async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
         """Write the marks, each by its turn, or raise `ChangedError`."""
         raise NotImplementedError
@@ -226,14 +232,16 @@ class Words:
 
     async def begin(self, link: Link, id: bytes, consumer: str, message: Message, by: int) -> int:
         """Count that it is begun, once more by so much; the number of beginnings without end."""
-        insert = (
+        now = link.dialect.now_param()
+        await link.change(self._begun(), (id, name(consumer), name(message.id), *now, by))
+        rows = await link.fetch("SELECT started FROM inbox_started WHERE id = ?", (id,))
+        return int(rows[0][0]) if rows else 1
+
+    def _begun(self) -> str:
+        return (
             "INSERT INTO inbox_started (id, consumer, event_id, started, updated_at) "
             f"VALUES (?, ?, ?, 1, {{now}}) {self.add}"
         )
-        now = link.dialect.now_param()
-        await link.change(insert, (id, name(consumer), name(message.id), *now, by))
-        rows = await link.fetch("SELECT started FROM inbox_started WHERE id = ?", (id,))
-        return int(rows[0][0]) if rows else 1
 
     async def end(self, link: Link, id: bytes) -> None:
         await link.change("DELETE FROM inbox_started WHERE id = ?", (id,))
@@ -251,6 +259,17 @@ class Words:
         now = link.dialect.now_param()
         return [bytes(id) for (id,) in await link.fetch(select, (name(consumer), *now, *slots))]
 
+    async def due_row(self, link: Link, sequence: bytes) -> Row | None:
+        """The first message of a sequence, if it is due."""
+        select = (
+            f"SELECT {STORED}, CASE WHEN p.due_at <= {{now}} THEN 1 ELSE 0 END "
+            "FROM event_parked AS p WHERE p.sequence = ? ORDER BY p.seq LIMIT 1"
+        )
+        for *row, is_due in await link.fetch(select, (*link.dialect.now_param(), sequence)):
+            if is_due:
+                return _row(row, link.dialect)
+        return None
+
     async def head(self, link: Link, sequence: bytes) -> Head | None:
         select = f"SELECT {STORED} FROM event_parked AS p WHERE p.sequence = ? ORDER BY p.seq"
         rows = await link.fetch(f"{select} LIMIT 2", (sequence,))
@@ -263,10 +282,6 @@ class Words:
         select = "SELECT seq, head, turn FROM inbox_mark WHERE id = ?"
         rows = await link.fetch(select, (sequence,))
         return _mark(*rows[0]) if rows else Mark()
-
-    async def is_due(self, link: Link, row: Row) -> bool:
-        select = "SELECT 1 FROM event_parked WHERE id = ? AND due_at <= {now}"
-        return bool(await link.fetch(select, (row.id, *link.dialect.now_param())))
 
     async def has_seen(self, link: Link, id: bytes) -> bool:
         return bool(await link.fetch("SELECT 1 FROM inbox_message WHERE id = ?", (id,)))
@@ -616,6 +631,11 @@ class PostgresWords(Words):
             {asked.topics[id] for id in begun},
         )
 
+    async def begin(self, link: Link, id: bytes, consumer: str, message: Message, by: int) -> int:
+        values = (id, name(consumer), name(message.id), by)
+        [(started,)] = await link.fetch(f"{self._begun()} RETURNING started", values)
+        return int(started)
+
     async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
         rows = [_mark_values(consumer, *each) for each in marks]
         sent = _columns([(id.hex(), *more) for id, *more in rows])
@@ -678,6 +698,9 @@ class SQLiteWords(PlainWords):
         "ON CONFLICT (id) DO UPDATE SET started = inbox_started.started + ?, "
         "updated_at = excluded.updated_at"
     )
+
+    async def lock(self, link: Link, ids: Iterable[bytes]) -> None:
+        pass
 
     async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
         insert = f"INSERT INTO inbox_mark ({', '.join(MARK)}, updated_at) VALUES"
