@@ -366,6 +366,53 @@ def test_a_worker_that_was_frozen_finds_itself_replaced_and_does_nothing_twice(s
     assert world.effects == [("1", n) for n in range(1, 42)]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_who_was_frozen_between_reading_and_handling_begins_nothing_that_is_not_its_own(seed):
+    async def main(loop):
+        world = World(loop)
+        host = Host("frozen")
+        frozen = begun_by_others = 0
+
+        class Freezing:
+            def __init__(self, inner):
+                self._inner = inner
+
+            def __getattr__(self, name):
+                return getattr(self._inner, name)
+
+            async def read(self, limit, *, wait_s=0.0):
+                nonlocal frozen
+                found = await self._inner.read(limit, wait_s=wait_s)
+                if found and not frozen:
+                    frozen += 1
+                    host.paused_until = loop.clock_s + 60
+                    await asyncio.sleep(0)
+                return found
+
+        class Broker(Flaky):
+            async def consumer(self, *args, **settings):
+                return Freezing(await world.real_broker.consumer(*args, **settings))
+
+        class Inbox(Flaky):
+            async def apply(self, *args, **settings):
+                nonlocal begun_by_others
+                begun_by_others += worker.status().owned == ()
+                return await self._inner.apply(*args, **settings)
+
+        world.broker = Broker(world.real_broker, BrokerUnavailableError)
+        world.inbox = Inbox(world.real_inbox, StoreUnavailableError)
+        worker = world.recording()
+        await world.publish(*(message(n) for n in range(1, 6)))
+        task = loop.spawn(host, worker.run())
+        await until(lambda: len(world.effects) == 5, within_s=120)
+        worker.stop()
+        await task
+        assert frozen == 1
+        return begun_by_others
+
+    assert simulate(main, seed) == 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_workers_share_the_shards_and_hand_over_gracefully(seed):
     async def main(loop):

@@ -20,7 +20,8 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -88,10 +89,20 @@ class Shard:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._retry_what_waits())
-            async with asyncio.TaskGroup() as lanes:
-                for topic in self.worker.handlers.topics:
-                    lanes.create_task(_Lane(self, topic).run())
+            tasks.create_task(self._until_all_end(self._retry_what_waits()))
+            for topic in self.worker.handlers.topics:
+                tasks.create_task(self._until_all_end(_Lane(self, topic).run()))
+
+    async def _until_all_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever finds that the shard is not ours ends it for all of us.
+
+        A lease that has run out may still be renewed, when nobody has taken over: without this the
+        shard would be ours again, and some of its work at an end.
+        """
+        try:
+            await work
+        finally:
+            self.hold.ending.set()
             self._wake.set()
 
     async def through(self, work: Callable[[], Awaitable[T]], who: object) -> T:
@@ -330,7 +341,12 @@ class _Lane:
 
 
 async def _closed(consumer: Any) -> None:
-    """A courtesy, like all letting go: the next owner gets what is pending anyway."""
+    """A courtesy, like all letting go: the next owner gets what is pending anyway.
+
+    A coroutine that is being closed cannot await any more, so nothing is done for it.
+    """
+    if isinstance(sys.exception(), GeneratorExit):
+        return
     with contextlib.suppress(SemelError, TimeoutError):
         async with asyncio.timeout(CLOSING_S):
             await consumer.close()

@@ -348,8 +348,10 @@ class _Lease:
         self, inbox: RedisInbox, place: Place, id: bytes, attempt: str, lease_us: int
     ) -> None:
         self._inbox = inbox
-        self._releasing = place.call(words.RELEASE, id, attempt)
-        self._renewing = place.call(words.RENEW, id, attempt, lease_us)
+        self._place = place
+        self._id = id
+        self._attempt = attempt
+        self._lease_us = lease_us
         self._timer: Timer | None = None
         self._ended = False
         self._set()
@@ -362,8 +364,9 @@ class _Lease:
     async def _renew(self) -> None:
         if self._ended:
             return
+        renewing = self._place.call(words.RENEW, self._id, self._attempt, self._lease_us)
         with contextlib.suppress(SemelError):  # it may still be ours: only Redis can tell
-            if not await self._inbox.line().call(self._renewing):
+            if not await self._inbox.line().call(renewing):
                 return
         self._set()
 
@@ -375,7 +378,8 @@ class _Lease:
     async def release(self) -> None:
         """A courtesy: a lease that is not released runs out."""
         self.end()
-        await _quietly(self._inbox.line().call(self._releasing))
+        releasing = self._place.call(words.RELEASE, self._id, self._attempt)
+        await _quietly(self._inbox.line().call(releasing))
 
 
 async def _quietly(work: Awaitable[Any]) -> None:
