@@ -230,6 +230,8 @@ class ServerProcess:
     def pause(self) -> None:
         """Freeze it: connections stay open and nobody answers."""
         self._signal(signal.SIGSTOP)
+        # A thread on another core goes on for a moment, long enough to answer a request.
+        wait_until(lambda: all(map(_is_frozen, family(self.pid))), f"{self.name} to freeze")
 
     def resume(self) -> None:
         """Let a frozen server go on."""
@@ -313,6 +315,17 @@ def family(pid: int) -> list[int]:
     for parent in members:
         members += _children(parent)
     return members
+
+
+def _is_frozen(pid: int) -> bool:
+    """Have all its threads stopped, or ended?"""
+    if not HAS_PROC:
+        return True
+    for thread in list(Path(f"/proc/{pid}/task").glob("*/stat")):
+        with contextlib.suppress(OSError):  # ended while we were looking
+            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 def _children(pid: int) -> list[int]:
