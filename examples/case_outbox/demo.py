@@ -173,7 +173,7 @@ class Story:
             office.work_on(id, scan=UNREADABLE if id == self._spoilt else "a lease")
 
     async def _kill_and_start(self) -> None:
-        await self._until(self._ocr_is_in_the_middle)
+        await self._until(self._ocr_is_in_the_middle, look_s=0.01)
         self._party.kill("ocr", "relay")
         say("2. In the middle of it, the relay and the OCR worker are killed (kill -9)")
         committed = sum(len(self._books.committed(topic)) for topic in set(GROUPS.values()))
@@ -236,13 +236,15 @@ class Story:
             say(f"   {mistake}")
         return good and not mistakes
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+    async def _until(
+        self, condition: Callable[[], Awaitable[bool]], *, look_s: float = 0.1
+    ) -> None:
         until = time.monotonic() + WITHIN_S
         while not await condition():
             self._party.check()
             if time.monotonic() > until:
                 raise TimeoutError(f"{self._books.missing()} effects have not come")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(look_s)
 
 
 def say(text: str = "") -> None:

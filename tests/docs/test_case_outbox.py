@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def environment(**more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("CASES_", "SEMEL_"))}
-    return {**kept, "CASES_LEASE_S": "1", **more}
+    return {**kept, "CASES_LEASE_S": "2", **more}
 
 
 def example(*options, folder):
@@ -114,7 +114,7 @@ class Example:
 
 def test_killed_and_started_again_it_goes_on_until_it_is_told_to_end(tmp_path):
     first = Example(tmp_path)
-    first.wait_for(r"worker_group [1-9]\d* applied, 2 held")
+    first.wait_for(r"worker_group [1-9]\d* applied, [2-9] held")
     first.end(signal.SIGKILL)
     second = Example(tmp_path)
     second.wait_for(r"worker_group [1-9]\d* applied, \d+ held")
