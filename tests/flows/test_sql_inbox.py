@@ -624,6 +624,20 @@ async def test_a_session_in_which_nothing_happens_is_ended_by_the_server(consume
         assert seen[3] in {"0", "0s"}
 
 
+async def test_connections_of_our_own_stay_as_they_were_made(mariadb_bench, consumer):
+    seen = []
+    ask = "SELECT @@SESSION.idle_transaction_timeout, @@SESSION.tx_isolation"
+
+    async def handle(each, session):
+        seen.append(tuple((await session.execute(sa.text(ask))).one()))
+
+    async with opened(mariadb_bench, "url", idle_s=7) as inbox:
+        for seq in (1, 2):
+            await inbox.apply(consumer, messages(seq), handle)
+            await inbox.retry(consumer, ALL, handle)
+    assert seen == [(7, "READ-COMMITTED")] * 2
+
+
 # --- tables -------------------------------------------------------------------------------------
 
 

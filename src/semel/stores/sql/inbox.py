@@ -248,7 +248,7 @@ class SQLInbox:
                 if engine is None:
                     assert self._url is not None, "it was given an engine of the other colour"
                     engine = self._own = open_engine(self._url)
-                    prepare(engine)
+                    prepare(engine, self._idle_s)
                 sessions = Sessions(engine, self._factories["sync"], SYNC, self._idle_s)
                 source = SyncLines(engine, own=False)
                 self._sync = Flow(sessions, source, SYNC, self._settings, self._excused)
@@ -260,7 +260,7 @@ class SQLInbox:
         home = self._homes.get(loop)
         if home is None:
             self._leave_closed()
-            home = _Home(self._async_engine, self._url)
+            home = _Home(self._async_engine, self._url, self._idle_s)
             sessions = Sessions(home.engine, self._factories["async"], ASYNC, self._idle_s)
             source = AsyncLines(home.engine, own=False)
             home.flow = Flow(sessions, source, ASYNC, self._settings, self._excused)
@@ -307,12 +307,12 @@ class _Home:
 
     flow: Flow
 
-    def __init__(self, given: AsyncEngine | None, url: Any) -> None:
+    def __init__(self, given: AsyncEngine | None, url: Any, idle_s: float | None) -> None:
         self._own = given is None
         self.engine = given or open_async_engine(url)
         self._resident: AsyncGenerator[None, None] | None = None
         if self._own:
-            prepare(self.engine.sync_engine)
+            prepare(self.engine.sync_engine, idle_s)
             self._resident = self._stay()
             with contextlib.suppress(StopIteration):
                 anext(self._resident).__await__().send(None)

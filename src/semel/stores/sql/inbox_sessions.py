@@ -58,13 +58,6 @@ async def done(answer: Any) -> Any:
 
 # --- engines of our own -------------------------------------------------------------------------
 
-# No gap locks, which are what makes inserts of different keys deadlock; and what does not fit is
-# an error. How long a lock is waited for is the handlers' business.
-MYSQL_SESSION = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES'",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-)
-
 
 def open_engine(url: URL) -> sa.Engine:
     return sa.create_engine(lines.with_driver(url, "sync"), **_settings(url))
@@ -79,22 +72,26 @@ def _settings(url: URL) -> dict[str, Any]:
         return {"connect_args": {"timeout": lines.CONNECT_WITHIN_S}}
     within = {} if "connect_timeout" in url.query else {"connect_timeout": lines.CONNECT_WITHIN_S}
     extra = MOST_CONNECTIONS - KEPT_CONNECTIONS
-    return {"connect_args": within, "pool_size": KEPT_CONNECTIONS, "max_overflow": extra}
+    given = {"connect_args": within, "pool_size": KEPT_CONNECTIONS, "max_overflow": extra}
+    if url.drivername != "postgresql":
+        # No gap locks, which are what makes inserts of different keys deadlock.
+        given["isolation_level"] = "READ COMMITTED"
+    return given
 
 
-def prepare(engine: sa.Engine) -> None:
+def prepare(engine: sa.Engine, idle_s: float | None = IDLE_S) -> None:
     """Have connections of an engine of our own made ready."""
-    statements = {
-        "mysql": MYSQL_SESSION,
-        "mariadb": MYSQL_SESSION,
-        "sqlite": lines.SQLITE_SESSION,
-    }.get(engine.dialect.name, ())
+    mysql = ["SET SESSION sql_mode = 'STRICT_ALL_TABLES'"]
+    mysql += [] if idle_s is None else [_limit(round(idle_s))]
+    name = engine.dialect.name
+    statements = {"mysql": mysql, "mariadb": mysql, "sqlite": lines.SQLITE_SESSION}.get(name, ())
 
-    def connected(dbapi: Any, _: Any) -> None:
+    def connected(dbapi: Any, record: Any) -> None:
         cursor = dbapi.cursor()
         for statement in statements:
             cursor.execute(statement)
         cursor.close()
+        record.info[LIMITED] = True
 
     event.listen(engine, "connect", connected)
 
@@ -158,12 +155,9 @@ class Work:
 
     async def _limit(self, idle_s: float) -> None:
         connection = self._sync_connection
-        _reset_on_return(connection.engine)
         if not connection.info.get(LIMITED):
-            # MySQL has no such setting; to it, what is between the marks is a comment.
-            await self.link.change(
-                f"SET @semel = 1 /*M!, SESSION idle_transaction_timeout = {round(idle_s):d} */"
-            )
+            _reset_on_return(connection.engine)
+            await self.link.change(_limit(round(idle_s)))
             connection.info[LIMITED] = True
 
     async def call(self, handle: Handle, message: Message) -> None:
@@ -281,6 +275,11 @@ class Sessions:
 LIMITED = "semel.limited"
 
 
+def _limit(idle_s: int | str) -> str:
+    """MySQL has no such setting; to it, what is between the marks is a comment."""
+    return f"SET @semel = 1 /*M!, SESSION idle_transaction_timeout = {idle_s} */"
+
+
 def _reset_on_return(engine: sa.Engine) -> None:
     if not event.contains(engine, "reset", _unlimited):
         event.listen(engine, "reset", _unlimited)
@@ -290,7 +289,7 @@ def _unlimited(dbapi: Any, record: Any, state: Any) -> None:
     if record is None or state.terminate_only or not record.info.pop(LIMITED, False):
         return
     cursor = dbapi.cursor()
-    cursor.execute("SET @semel = 1 /*M!, SESSION idle_transaction_timeout = DEFAULT */")
+    cursor.execute(_limit("DEFAULT"))
     cursor.close()
 
 
