@@ -143,7 +143,8 @@ class Relay:
         self._stopping = asyncio.Event()
         self.news = -1
         """What the outbox last said of itself."""
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, None] = {}
+        """Who waits for news, in the order they came."""
         self._fault: Exception | None = None
         self.counts = {"published": 0, "repeated": 0, "swept": 0}
         self.held: dict[tuple[int, str], str] = {}
@@ -253,7 +254,7 @@ class Relay:
         if self.news != since or hold.ending.is_set():
             return
         woken = asyncio.Event()
-        self._waiting.add(woken)
+        self._waiting[woken] = None
         ending = asyncio.ensure_future(hold.ending.wait())
         ending.add_done_callback(lambda _: woken.set())
         try:
@@ -262,7 +263,7 @@ class Relay:
                     await woken.wait()
         finally:
             ending.cancel()
-            self._waiting.discard(woken)
+            del self._waiting[woken]
 
     # --- cleaning up ------------------------------------------------------------------------
 
