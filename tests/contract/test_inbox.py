@@ -114,7 +114,3 @@ class TestMariaDB(OnMariaDB):
 
 class TestSQLite(OnSQLite):
     """By URL, with async handlers."""
-
-
-class TestSQLiteEngine(OnSQLite):
-    kind = colour = "sync"
