@@ -242,6 +242,15 @@ def test_a_listing_fits_its_terminal(url, monkeypatch, columns):
     assert "--wide" in result.stderr
 
 
+def test_a_listing_has_what_an_error_says_and_wide_where_it_comes_from(url):
+    def sick(*options):
+        lines = semel_cli("list", url, *options).stdout.splitlines()
+        return next(line.split("\t")[-1] for line in lines if "order/sick" in line)
+
+    assert sick() == "LookupError: try me later"
+    assert re.fullmatch(r"LookupError: try me later \(.*test_cli_parked\.py:\d+\)", sick("--wide"))
+
+
 def test_a_sequence_for_people(url):
     shown = semel_cli("show", url, ids(url)["dead"][:8]).stdout
 

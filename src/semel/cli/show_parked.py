@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from semel.cli import show
@@ -11,6 +12,9 @@ from semel.messages import Audit, ParkedMessage, ParkedSequence, Settled
 
 # Enough to name a sequence by: a thousand of them share no prefix of this length.
 SHORT = 12
+
+# Where an error was raised, as the inbox writes it behind what it says.
+PLACE = re.compile(r" \([^()]+:\d+\)$")
 
 
 # --- for programs -------------------------------------------------------------------------------
@@ -76,9 +80,9 @@ def audit_json(one: Audit) -> Json:
 
 SEQUENCE_COLUMNS = (
     Column("sequence", rank=0, least=SHORT),
-    Column("consumer", rank=3, least=8),
+    Column("consumer", rank=3, least=12),
     Column("tenant", rank=6, least=6),
-    Column("topic", rank=4, least=8),
+    Column("topic", rank=4, least=13),
     Column("aggregate", rank=1, least=12),
     Column("state", rank=2, least=7),
     Column("why", rank=0, least=6),
@@ -125,8 +129,13 @@ def _sequence_row(found: ParkedSequence, *, wide: bool) -> list[str]:
         head.why,
         str(found.behind),
         show.when(head.parked_at),
-        head.error,
+        head.error if wide else _brief(head.error),
     ]
+
+
+def _brief(error: str) -> str:
+    """What it says, without where it comes from, which is the longer half of it."""
+    return PLACE.sub("", error)
 
 
 def aggregate(row: ParkedMessage) -> str:
