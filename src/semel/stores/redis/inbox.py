@@ -154,9 +154,8 @@ class _Pass:
             ending: Ending | None = None
             self._waits_until = ASYNC.now() + PATIENCE * self._inbox.lease_s
             while ending is None:
-                if begun is None:
-                    begun = await self._line.call(self._beginning(message))
-                ending, begun = await self._one(message, begun, following)
+                found: list[Any] = begun or await self._line.call(self._beginning(message))
+                ending, begun = await self._one(message, found, following)
             endings.append(ending)
         return endings
 

@@ -127,7 +127,8 @@ def written(message: Message) -> bytes:
 
 def message_in(document: bytes) -> Message:
     fields: dict[str, Any] = json.loads(untext(document))
-    return Message(**(fields | {"time": datetime.fromisoformat(fields["time"])}))
+    fields["time"] = datetime.fromisoformat(fields["time"])
+    return Message(**fields)
 
 
 def meta(row: ParkedMessage) -> bytes:

@@ -501,7 +501,7 @@ def _mark(seq: Any, head: Any, turn: Any) -> Mark:
 
 
 def _row(stored: Sequence[Any], dialect: Dialect) -> Row:
-    v = dict(zip(STORED_COLUMNS, stored, strict=True))
+    v: dict[str, Any] = dict(zip(STORED_COLUMNS, stored, strict=True))
     parked_at, due_at = moment(dialect.micros(v["parked_at"])), v["due_at"]
     message, problem = _message(v, parked_at)
     parked = ParkedMessage(
