@@ -12,7 +12,7 @@ import pytest_asyncio
 from semel.brokers import NatsBroker
 from semel.brokers.nats.line import Wire
 from semel.errors import BrokerUnavailableError, SettingsError
-from semel.messages import Batch, Behind, Fenced, Full, Tail, Taken
+from semel.messages import Batch, Behind, Fenced, Full, Refused, Tail, Taken
 from semel.testing.traffic import Sender, message
 from support.proxy import Proxy
 
@@ -56,9 +56,9 @@ async def everything(url, group="reader"):
         return found
 
 
-def batch(*positions, follows=0, fence=1):
+def batch(*positions, follows=0, fence=1, **fields):
     tail = Tail(follows, f"{TOPIC}-{follows}") if follows else Tail()
-    return Batch(TOPIC, 0, fence, tail, [message(TOPIC, p) for p in positions])
+    return Batch(TOPIC, 0, fence, tail, [message(TOPIC, p, **fields) for p in positions])
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -149,6 +149,43 @@ async def test_a_former_owner_is_out_before_the_new_one_has_sent_anything(nats_u
         assert await old.publish(batch(1, fence=1)) == Taken(1)
         assert await new.publish(batch(1, fence=2)) == Taken(0)
         assert await old.publish(batch(2, follows=1, fence=1)) == Fenced(2)
+
+
+async def test_an_owner_that_comes_back_looks_at_what_others_have_published(nats_url):
+    async with opened(nats_url) as one, opened(nats_url) as other:
+        assert await one.publish(batch(1, fence=1)) == Taken(1)
+        assert await other.publish(batch(2, follows=1, fence=2)) == Taken(1)
+        assert await one.publish(batch(3, follows=2, fence=3)) == Taken(1)
+
+
+async def test_what_is_published_while_one_looks_is_seen(nats_url):
+    async with opened(nats_url) as one, opened(nats_url) as other:
+        await other.publish(batch(1))
+        stream = one._stream(TOPIC, 0)
+        info, seen = stream._info, []
+
+        async def info_then_more():
+            answer = await info()
+            if not seen:
+                seen.append(await other.publish(batch(2, follows=1)))
+            return answer
+
+        stream._info = info_then_more
+        end = await stream.look()
+        assert seen == [Taken(1)]
+        assert (end.tail.position, end.tail_seq) == (2, end.seq)
+
+
+async def test_the_last_message_is_never_trimmed(nats_url):
+    """It says where the stream ends, to a relay that comes next."""
+    async with opened(nats_url, maxlen=2) as broker:
+        consumer = await broker.consumer(TOPIC, "billing", 0, name="a", fence=1)
+        await broker.publish(batch(1, 2, 3, 4))
+        await consumer.ack(await consumer.read(9))
+        large = batch(5, follows=4, payload='"' + "x" * 2**20 + '"')
+        assert isinstance(await broker.publish(large), Refused)
+        backlog = await broker.backlog(TOPIC, 0)
+        assert (backlog.length, backlog.tail) == (2, Tail(4, f"{TOPIC}-4"))
 
 
 async def test_a_message_that_was_deleted_is_sent_again_although_nats_remembers_it(nats_url):

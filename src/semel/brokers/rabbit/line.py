@@ -23,6 +23,9 @@ BROKEN = (*CONNECTION_EXCEPTIONS, TimeoutError)
 # A connection that is not closed politely within this is cut.
 CLOSING_S = 1.0
 
+# The driver goes round the loop so often to tell itself that it is closed.
+AFTERWARDS = 5
+
 # Whoever freezes is cut off by the server after two or three of these, and his messages are
 # given to the next. RabbitMQ's own default is a minute.
 HEARTBEAT_S = 10
@@ -72,6 +75,8 @@ class Link:
         with contextlib.suppress(*BROKEN, asyncio.CancelledError):
             async with asyncio.timeout(CLOSING_S):
                 await self._connection.close()
+        for _ in range(AFTERWARDS):
+            await asyncio.sleep(0)
 
     def _cut(self) -> None:
         """Closing waits for an answer, and first for all to be sent, unless the server is known
