@@ -21,7 +21,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -89,18 +89,18 @@ class Shard:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._until_all_end(self._retry_what_waits()))
+            tasks.create_task(self._until_all_end(self._retry_what_waits))
             for topic in self.worker.handlers.topics:
-                tasks.create_task(self._until_all_end(_Lane(self, topic).run()))
+                tasks.create_task(self._until_all_end(_Lane(self, topic).run))
 
-    async def _until_all_end(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _until_all_end(self, work: Callable[[], Awaitable[None]]) -> None:
         """Whoever finds that the shard is not ours ends it for all of us.
 
         A lease that has run out may still be renewed, when nobody has taken over: without this the
         shard would be ours again, and some of its work at an end.
         """
         try:
-            await work
+            await work()
         finally:
             self.hold.ending.set()
             self._wake.set()
