@@ -624,6 +624,27 @@ async def test_a_session_in_which_nothing_happens_is_ended_by_the_server(consume
         assert seen[3] in {"0", "0s"}
 
 
+@pytest.mark.parametrize("name", ["postgres", "mariadb"])
+async def test_a_handler_that_idles_too_long_has_failed_and_holds_up_nobody(
+    request, consumer, name
+):
+    """It is no outage: that would be tried for ever."""
+    bench = request.getfixturevalue(f"{name}_bench")
+    idle_s = 0.2 if name == "postgres" else 1
+
+    async def idles(session):
+        await asyncio.sleep(2 * idle_s)
+        await session.execute(sa.text("SELECT 1"))
+
+    handle = Both(consumer, {"orders-7-2": idles})
+    batch = of_colour("async", 1, 2, 3) + of_colour("async", 1, aggregate="8")
+    async with opened(bench, "async", idle_s=idle_s) as inbox:
+        done = endings(await inbox.apply(consumer, batch, handle))
+        assert done == ["applied", "retry", "behind", "applied"]
+        assert "idle_s" in (await held(inbox, consumer))["orders-7-2"]
+    assert effects(bench, consumer) == ["7:1", "8:1"]
+
+
 async def test_connections_of_our_own_stay_as_they_were_made(mariadb_bench, consumer):
     seen = []
     ask = "SELECT @@SESSION.idle_transaction_timeout, @@SESSION.tx_isolation"

@@ -41,7 +41,7 @@ from semel.stores.inbox_rules import Course, Failure, Retry
 from semel.stores.rules import moment
 from semel.stores.sql import schema
 from semel.stores.sql.faults import TRIES, Fault, NoTableError, fault_of, pause_s, unavailable
-from semel.stores.sql.inbox_sessions import Sessions, Work, colour_of
+from semel.stores.sql.inbox_sessions import IdleError, Sessions, Work, colour_of
 from semel.stores.sql.inbox_words import WORDS, ChangedError, Head, Row, Words
 from semel.stores.sql.lines import Lines, carry
 from semel.stores.sql.links import Link
@@ -334,7 +334,24 @@ class Flow:
     async def _transaction(self, job: Job | None = None) -> AsyncIterator[Work]:
         async with self._sessions.open(None if job is None else job.home) as work:
             await self._ours(work.begin(self._sessions.idle_s))
-            yield work
+            try:
+                yield work
+            except (FailedError, OursError) as error:
+                if (idle := self._idle(work, error)) is not None:
+                    raise FailedError from idle
+                raise
+
+    def _idle(self, work: Work, error: FailedError | OursError) -> IdleError | None:
+        """Was it a handler that took too long, and no outage? Else it would be tried for ever."""
+        idle_s, cause = self._sessions.idle_s, error.__cause__
+        gone = isinstance(cause, exc.DBAPIError) and fault_of(cause) is Fault.GONE
+        if idle_s is None or work.longest_s < idle_s or not gone:
+            return None
+        return IdleError(
+            f"a handler took {work.longest_s:.1f} s, and the server ends a transaction in which "
+            f"nothing happens for idle_s={idle_s:g} s: {cause}. Do what takes long outside of it, "
+            "or give SQLInbox(idle_s=...)"
+        )
 
     async def _course(
         self, work: Work, consumer: str, messages: Sequence[Message], *, lock: bool

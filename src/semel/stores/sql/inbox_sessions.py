@@ -82,7 +82,7 @@ def _settings(url: URL) -> dict[str, Any]:
 def prepare(engine: sa.Engine, idle_s: float | None = IDLE_S) -> None:
     """Have connections of an engine of our own made ready."""
     mysql = ["SET SESSION sql_mode = 'STRICT_ALL_TABLES'"]
-    mysql += [] if idle_s is None else [_limit(round(idle_s))]
+    mysql += [] if idle_s is None else [_limit(max(1, round(idle_s)))]
     name = engine.dialect.name
     statements = {"mysql": mysql, "mariadb": mysql, "sqlite": lines.SQLITE_SESSION}.get(name, ())
 
@@ -116,6 +116,10 @@ class EndedError(Exception):
     """A handler has ended the transaction that it shares with others."""
 
 
+class IdleError(Exception):
+    """A handler did nothing with its session for so long that the server has ended it."""
+
+
 class Work:
     """One transaction: handlers' effects and the inbox' own rows."""
 
@@ -128,6 +132,8 @@ class Work:
         sync = session.sync_session if isinstance(session, AsyncSession) else session
         self._watch = _InboxWatch.of(sync)
         self._connection: Any = None
+        self.longest_s = 0.0
+        """How long the slowest handler took."""
         self.link: Link
 
     @property
@@ -157,11 +163,20 @@ class Work:
         connection = self._sync_connection
         if not connection.info.get(LIMITED):
             _reset_on_return(connection.engine)
-            await self.link.change(_limit(round(idle_s)))
+            await self.link.change(_limit(max(1, round(idle_s))))
             connection.info[LIMITED] = True
 
     async def call(self, handle: Handle, message: Message) -> None:
         """Let the message have its effect, in this transaction."""
+        began = self._colour.now()
+        try:
+            await self._call(handle, message)
+        finally:
+            self.longest_s = max(self.longest_s, self._colour.now() - began)
+        if self._watch.ended:
+            raise EndedError("the handler has committed, rolled back or closed its session")
+
+    async def _call(self, handle: Handle, message: Message) -> None:
         name = self._colour.name
         if colour_of(handle, message, name) == name:
             result = handle(message, self.session)
@@ -174,8 +189,6 @@ class Work:
             # A thread cannot be cancelled: nobody else may begin before it has ended.
             call = asyncio.to_thread(_in_thread, handle, message, _NO_SESSION["sync"])
             await ASYNC.shield(call)
-        if self._watch.ended:
-            raise EndedError("the handler has committed, rolled back or closed its session")
 
     async def _awaited(self, result: Any) -> None:
         if self._colour is SYNC:
