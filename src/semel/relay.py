@@ -452,7 +452,7 @@ class _Shard:
     # --- the broker -------------------------------------------------------------------------
 
     async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
-        follows = self._cursor.tails.get(topic, Tail())
+        follows = self._cursor.tails.get(topic) or await self._left_there(topic, messages[0])
         if not self._hold.live:
             raise _PutDownError
         batch = Batch(topic, self._hold.shard, self._hold.fence, follows, messages)
@@ -474,6 +474,15 @@ class _Shard:
                 raise _ForkedError(self._fork(topic, tail))
             case Refused(message, why):
                 return self._refused(topic, messages, message, why)
+
+    async def _left_there(self, topic: str, first: Message) -> Tail:
+        """What to follow in a topic that this shard has never published to.
+
+        Others may have: relays of another name, or of another number of shards. All of theirs
+        lies before our first message. What does not is compared by the broker, one by one.
+        """
+        tail = await self._broker.tail(topic, self._hold.shard)
+        return tail if tail is not None and tail.position < first.position else Tail()
 
     async def _rewound(self, topic: str, had: Tail, tail: Tail) -> _Sent:
         """The broker has lost its tail: where a lane begins that publishes it again."""

@@ -684,6 +684,49 @@ async def test_nothing_is_swept_where_somebody_else_does(
         assert small.rows() == 1
 
 
+async def test_shards_are_divided_anew_there_and_back(desk: Desk) -> None:
+    """What an earlier division left in a stream is no other story of the same outbox."""
+    logs: dict[Any, Any] = {}
+    for shards in (4, 2, 4):
+        await _publish_in(desk, logs, shards)
+    arrived = defaultdict(list)
+    for message in Broker.stream(_over(logs, 4)):
+        arrived[message.aggregate_id].append(message.seq)
+    assert {tuple(sorted(seqs)) for seqs in arrived.values()} == {(1, 2, 3)}
+
+
+def _over(logs: dict[Any, Any], shards: int) -> Broker:
+    broker = Broker(shards)
+    broker._logs = logs
+    return broker
+
+
+async def _publish_in(desk: Desk, logs: dict[Any, Any], shards: int) -> None:
+    broker, store = _over(logs, shards), SQLStore(desk.url)
+    await OutboxReader(store, shards=4).reshard(shards)
+    await store.aclose()
+    before = len(broker.stream())
+    async with relaying(desk, broker) as relay:
+        await desk.commit(*(placed(n, n=n) for n in range(16)))
+        await until(lambda: len(broker.stream()) == before + 16)
+        last = max(message.position for message in broker.stream())
+        await until(lambda: set(relay.cursors) == set(range(shards)))
+        await until(lambda: min(c.position for c in relay.cursors.values()) >= last)
+        assert relay.status().ready
+
+
+async def test_relays_of_another_name_go_on_where_those_before_were_swept(small: Desk) -> None:
+    broker = Broker()
+    async with relaying(small, broker, name="before") as relay:
+        await small.commit(*(placed(n=n) for n in range(4)))
+        await until(lambda: relay.cursors and relay.cursors[0].position == 4)
+        assert await relay.reader.sweep(keep_s=0.0) == 4
+    async with relaying(small, broker, name="after") as relay:
+        await small.commit(*(placed(n=n) for n in range(4, 8)))
+        await until(lambda: broker.numbers() == list(range(8)))
+        assert relay.status().ready
+
+
 async def test_another_number_of_shards_ends_the_relay_with_what_to_do(small: Desk) -> None:
     async with relaying(small, Broker(shards=2)) as relay:
         await until(lambda: relay.status().owned)
