@@ -548,19 +548,47 @@ def _init(source: lines.SyncLines) -> Report:
 def _check(source: lines.SyncLines) -> Report:
     database, engine = source.where, source.engine
     try:
-        inspector = sa.inspect(engine)
-        tables = set(inspector.get_table_names())
+        there = _looked(engine)
+        tables = set(there.columns)
         if engine.dialect.name == "sqlite" and "idempotency_floor" in tables:
             return Report(database, 0, (_of_sqlite_store(engine.url.database or ""),))
         reached = _reached(source) if VERSIONS in tables else dict.fromkeys(NAMES, 0)
         problems = [
             *_version_problems(reached),
-            *_table_problems(inspector, tables, reached, engine),
+            *_table_problems(there, reached, engine),
             *_encoding_problems(engine),
         ]
     except source.errors as error:
         raise unavailable(database, error) from error
     return Report(database, reached[PARTS[0].name], tuple(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a database says of its tables, by their names."""
+
+    columns: Mapping[str, Sequence[Any]]
+    keys: Mapping[str, Any]
+    indexes: Mapping[str, Sequence[Any]]
+
+
+def _looked(engine: sa.Engine) -> Looked:
+    """All of them over one connection; PostgreSQL tells of all tables with each question."""
+    with engine.connect() as connection:
+        inspector = sa.inspect(connection)
+        known = {table.name for part in PARTS for table in part.tables}
+        known |= {VERSIONS, "idempotency_floor"}
+        names = sorted(known.intersection(inspector.get_table_names()))
+        if not names:
+            return Looked({}, {}, {})
+        columns = inspector.get_multi_columns(filter_names=names)
+        keys = inspector.get_multi_pk_constraint(filter_names=names)
+        indexes = inspector.get_multi_indexes(filter_names=names)
+    return Looked(_named(columns), _named(keys), _named(indexes))
+
+
+def _named(found: Mapping[Any, Any]) -> dict[str, Any]:
+    return {table: told for (_, table), told in found.items()}
 
 
 NAMES = tuple(part.name for part in PARTS)
@@ -591,14 +619,12 @@ def _version_problems(reached: Mapping[str, int]) -> list[str]:
     return problems
 
 
-def _table_problems(
-    inspector: sa.Inspector, tables: set[str], reached: Mapping[str, int], engine: sa.Engine
-) -> Sequence[str]:
+def _table_problems(there: Looked, reached: Mapping[str, int], engine: sa.Engine) -> Sequence[str]:
     problems: list[str] = []
     for part in PARTS:
         for table in part.tables:
-            if table.name in tables:
-                problems += _problems_of(table, inspector, engine)
+            if table.name in there.columns:
+                problems += _problems_of(table, there, engine)
             else:
                 made = reached[part.name] >= part.version
                 problems.append(_missing(table, part, made=made))
@@ -615,29 +641,29 @@ def _missing(table: Table, part: Part, *, made: bool) -> str:
     )
 
 
-def _problems_of(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+def _problems_of(table: Table, there: Looked, engine: sa.Engine) -> Sequence[str]:
     return [
-        *_column_problems(table, inspector, engine),
-        *_key_problems(table, inspector),
-        *_index_problems(table, inspector, engine),
-        *_counter_problems(table, inspector, engine),
+        *_column_problems(table, there, engine),
+        *_key_problems(table, there),
+        *_index_problems(table, there, engine),
+        *_counter_problems(table, there, engine),
     ]
 
 
-def _column_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+def _column_problems(table: Table, there: Looked, engine: sa.Engine) -> Sequence[str]:
     database = dialect_named(engine.dialect.name).name
-    found = {column["name"]: column for column in inspector.get_columns(table.name)}
+    found = {column["name"]: column for column in there.columns[table.name]}
     problems = []
     for column in table.columns_in(database):
         named = f"column {table.name}.{column.name}"
         if column.name not in found:
             problems.append(f"{named} is missing: {column.kind(database)}")
             continue
-        there = found[column.name]
-        kind = _spelled(there["type"], engine)
+        told = found[column.name]
+        kind = _spelled(told["type"], engine)
         if kind != column.kind(database):
             problems.append(f"{named} is {kind}, wanted {column.kind(database)}")
-        if bool(there["nullable"]) != column.null:
+        if bool(told["nullable"]) != column.null:
             problems.append(f"{named} is to be {'NULL' if column.null else 'NOT NULL'}")
     return problems + _strange_columns(table, found)
 
@@ -669,25 +695,25 @@ def _spelled(kind: Any, engine: sa.Engine) -> str:
     return SPELLINGS.get(text, text)
 
 
-def _key_problems(table: Table, inspector: sa.Inspector) -> Sequence[str]:
-    key = inspector.get_pk_constraint(table.name).get("constrained_columns") or []
+def _key_problems(table: Table, there: Looked) -> Sequence[str]:
+    key = (there.keys.get(table.name) or {}).get("constrained_columns") or []
     if list(key) == ["id"]:
         return []
     return [f"the primary key of {table.name} is {list(key)}, wanted ['id']"]
 
 
-def _index_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+def _index_problems(table: Table, there: Looked, engine: sa.Engine) -> Sequence[str]:
     database = dialect_named(engine.dialect.name).name
-    found = {index["name"]: index for index in inspector.get_indexes(table.name)}
+    found = {index["name"]: index for index in there.indexes.get(table.name) or ()}
     problems = []
     for index in table.indexes_in(database):
-        there = found.get(index.name)
-        if there is None:
+        told = found.get(index.name)
+        if told is None:
             problems.append(f"index {index.name} is missing: ON {table.name} {index.on}")
-        elif list(there["column_names"]) != list(index.columns):
-            columns = there["column_names"]
+        elif list(told["column_names"]) != list(index.columns):
+            columns = told["column_names"]
             problems.append(f"index {index.name} is on {columns}, wanted {list(index.columns)}")
-        elif bool(there["unique"]) != index.unique:
+        elif bool(told["unique"]) != index.unique:
             problems.append(f"index {index.name} is to be {'' if index.unique else 'not '}unique")
     return problems
 
@@ -700,7 +726,7 @@ SEQUENCES = (
 )
 
 
-def _counter_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) -> Sequence[str]:
+def _counter_problems(table: Table, there: Looked, engine: sa.Engine) -> Sequence[str]:
     """A reader goes on from the last id it saw, so ids must be given out one by one, upwards."""
     if table is not OUTBOX:
         return []
@@ -708,8 +734,8 @@ def _counter_problems(table: Table, inspector: sa.Inspector, engine: sa.Engine) 
         case "postgresql":
             return _sequence_problems(engine)
         case "mysql":
-            [there] = [c for c in inspector.get_columns(table.name) if c["name"] == "id"]
-            counted = there.get("autoincrement") is True
+            [told] = [column for column in there.columns[table.name] if column["name"] == "id"]
+            counted = told.get("autoincrement") is True
             return [] if counted else ["column event_outbox.id is to be AUTO_INCREMENT"]
         case _:
             made = _one_value(engine, "SELECT sql FROM sqlite_master WHERE name = 'event_outbox'")
