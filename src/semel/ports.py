@@ -240,7 +240,9 @@ Handle: TypeAlias = Callable[[Message, Any], Awaitable[None] | None]
 """What a message is to do: called with the message and the inbox's session, None without one.
 
 It may have a method `colour(message)` that says "sync" or "async". An inbox with sessions calls a
-sync one in a thread, with a sync session, and it gives back nothing to await.
+sync one in a thread, with a sync session, and it gives back nothing to await. It may have a method
+`outside(message)` that says whether the effect is elsewhere, and may be repeated: then the inbox
+keeps no transaction open for it, and gives it no session.
 """
 
 

@@ -424,6 +424,103 @@ async def test_a_table_that_a_handler_misses_is_its_own_trouble(bench, consumer)
         assert "no_such_table" in (await held(inbox, consumer))["orders-7-1"]
 
 
+async def test_a_handler_that_waits_for_itself_is_told(sqlite_bench, consumer):
+    """For ever, if it were taken for passing trouble: its own transaction has the only writer."""
+    engine = sa.create_engine(
+        with_driver(parse(sqlite_bench.url), "sync"), connect_args={"timeout": 0.1}
+    )
+
+    def handle(each, session):
+        if each.aggregate_id == "7":
+            with Session(engine) as other:
+                other.execute(INSERT, says(consumer, each))
+                other.commit()
+
+    async with opened(sqlite_bench, "sync") as inbox:
+        done = endings(await inbox.apply(consumer, [message(1), message(1, "8")], handle))
+        assert done == ["retry", "applied"]
+        assert "a file of its own" in (await held(inbox, consumer))["orders-7-1"]
+    engine.dispose()
+
+
+async def test_what_a_server_cannot_do_is_no_outage(postgres_bench, consumer):
+    def handle(each, session):
+        session.execute(sa.text("SELECT 1 FROM effect GROUP BY id FOR UPDATE"))  # 0A000
+
+    async with opened(postgres_bench, "sync") as inbox:
+        assert endings(await inbox.apply(consumer, messages(1), handle)) == ["retry"]
+
+
+async def test_a_slow_batch_is_committed_in_parts(bench, consumer, monkeypatch):
+    monkeypatch.setattr("semel.stores.sql.inbox_flow.MOST_OPEN_S", 0.0)
+    stood = []
+
+    def handle(each, session):
+        stood.append(len(effects(bench, consumer)) if bench.name != "sqlite" else each.seq - 1)
+        session.execute(INSERT, says(consumer, each))
+
+    async with opened(bench, "sync") as inbox:
+        assert endings(await inbox.apply(consumer, messages(1, 2, 3), handle)) == ["applied"] * 3
+    assert stood == [0, 1, 2]
+    assert bench.rows(f"SELECT turn FROM inbox_mark WHERE consumer = '{consumer}'") == [(3,)]
+
+
+# --- effects elsewhere --------------------------------------------------------------------------
+
+
+class Outside(Both):
+    """Its effects are elsewhere, and it says so; unless the type of the message is "async"."""
+
+    def __init__(self, consumer, bench):
+        super().__init__(consumer)
+        self.bench, self.ran, self.fails = bench, [], {}
+
+    def outside(self, each):
+        return each.type == "outside"
+
+    async def on_the_loop(self, each, session):
+        if each.type == "async":
+            await super().on_the_loop(each, session)
+            return
+        assert session is None
+        self.ran.append(each.id)
+        # On SQLite this would wait for our own transaction, if there was one.
+        await asyncio.to_thread(self.bench.do, "UPDATE effect SET said = said WHERE id = 0")
+        if each.id in self.fails:
+            raise self.fails[each.id]
+
+
+@pytest.mark.parametrize("kind", ["url", "sync"])
+async def test_effects_elsewhere_have_no_transaction_open(bench, consumer, kind):
+    handle = Outside(consumer, bench)
+    kinds = ["outside", "async", "outside"] if kind == "url" else ["outside"] * 3
+    batch = [message(seq, type=each) for seq, each in enumerate(kinds, 1)]
+    batch += [message(1, "8", type="outside"), message(None, id="u", type="outside")]
+    handle.fails["orders-7-3"] = ValueError("not yet")
+    async with opened(bench, kind) as inbox:
+        done = endings(await inbox.apply(consumer, batch, handle))
+        assert done == ["applied", "applied", "retry", "applied", "applied"]
+        assert endings(await inbox.apply(consumer, batch, handle)) == [
+            *("seen", "seen", "behind"),
+            *("seen", "seen"),
+        ]
+        handle.fails.clear()
+        await asyncio.to_thread(bench.age, 3600)
+        assert endings(await inbox.retry(consumer, ALL, handle)) == ["3 applied"]
+        handle.fails["orders-9-1"] = StoreUnavailableError("down")
+        for singly in (False, True):
+            with pytest.raises(StoreUnavailableError):
+                await inbox.apply(
+                    consumer, [message(1, "9", type="outside")], handle, singly=singly
+                )
+        handle.fails.clear()
+        more = [message(1, "9", type="outside"), message(None, id="v", type="outside")]
+        done = await inbox.apply(consumer, more, handle, singly=True)
+        assert endings(done) == ["applied", "applied"]
+    assert handle.ran.count("orders-7-1") == 1
+    assert bench.rows(f"SELECT 1 FROM inbox_started WHERE consumer = '{consumer}'") == []
+
+
 # --- colours ------------------------------------------------------------------------------------
 
 

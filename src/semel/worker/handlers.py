@@ -52,6 +52,7 @@ class Handler:
 
     call: Callable[[Message, Any], Awaitable[None] | None]
     colour: Name
+    outside: bool = False
 
 
 class Handlers:
@@ -99,9 +100,17 @@ class Handlers:
 
     def colour(self, message: Message) -> Name:
         """How the message's handler is written; whatever fits where there is none."""
-        named = self._by_name.get((message.topic, message.type))
-        found = named or self._by_name.get((message.topic, None))
+        found = self._found(message)
         return found.colour if found else self._colours.get(message.topic, "async")
+
+    def outside(self, message: Message) -> bool:
+        """Is its effect outside the inbox's database?"""
+        found = self._found(message)
+        return found is not None and found.outside
+
+    def _found(self, message: Message) -> Handler | None:
+        named = self._by_name.get((message.topic, message.type))
+        return named or self._by_name.get((message.topic, None))
 
 
 # --- calling ------------------------------------------------------------------------------------
@@ -153,7 +162,7 @@ def outside(fn: Function, *, group: str, store: Store, on_crash: OnCrash) -> Han
                 f"event {message.id} is being handled by somebody else: {error}"
             ) from error
 
-    return Handler(call, "async")
+    return Handler(call, "async", outside=True)
 
 
 def _guarded(fn: Function, guard: Callable[..., Any]) -> Callable[[Message], Awaitable[None]]:

@@ -17,9 +17,10 @@ Neither is held against a message.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from sqlalchemy import exc
 
@@ -41,7 +42,14 @@ from semel.stores.inbox_rules import Course, Failure, Retry
 from semel.stores.rules import moment
 from semel.stores.sql import schema
 from semel.stores.sql.faults import TRIES, Fault, NoTableError, fault_of, pause_s, unavailable
-from semel.stores.sql.inbox_sessions import IdleError, Sessions, Work, colour_of
+from semel.stores.sql.inbox_sessions import (
+    IdleError,
+    Sessions,
+    Work,
+    call_outside,
+    colour_of,
+    is_outside,
+)
 from semel.stores.sql.inbox_words import WORDS, ChangedError, Head, Row, Words
 from semel.stores.sql.lines import Lines, carry
 from semel.stores.sql.links import Link
@@ -51,6 +59,11 @@ T = TypeVar("T")
 
 # So many of what was begun and met an outage are known not to have ended their process.
 MOST_EXCUSED = 10_000
+
+
+# A transaction with so much behind it is committed, and the rest of the batch has another: locks
+# are others' time.
+MOST_OPEN_S = 1.0
 
 
 class OursError(Exception):
@@ -91,6 +104,9 @@ class Job:
     handle: Handle
     home: asyncio.AbstractEventLoop
 
+    def is_outside(self, message: Message) -> bool:
+        return is_outside(self.handle, message)
+
 
 class Flow:
     """An inbox over one engine, in its colour."""
@@ -113,6 +129,17 @@ class Flow:
     # --- messages that come -----------------------------------------------------------------
 
     async def apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+        endings: list[Ending] = []
+        for outside, these in itertools.groupby(messages, job.is_outside):
+            rest = list(these)
+            while rest:
+                verb = self._apply_outside if outside else self._apply
+                endings += (done := await verb(job, rest))
+                rest = rest[len(done) :]
+        return endings
+
+    async def _apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+        """Of these, or of the first of them when all would take too long."""
         try:
             return await self._firmly(lambda lock: self._together(job, messages, lock=lock))
         except FailedError:
@@ -130,37 +157,72 @@ class Flow:
     async def _together(
         self, job: Job, messages: Sequence[Message], started: bytes | None = None, *, lock: bool
     ) -> list[Ending]:
+        async def one(work: Work, course: Course, message: Message) -> Ending:
+            await _failing(work.call(job.handle, message))
+            return course.applied(message)
+
+        return await self._each(job, messages, one, started, lock=lock)
+
+    async def _apart(self, job: Job, messages: Sequence[Message], *, lock: bool) -> list[Ending]:
+        async def one(work: Work, course: Course, message: Message) -> Ending:
+            error = await _failing(work.apart(job.handle, message))
+            if error is None:
+                return course.applied(message)
+            if _fault(error) is not None:
+                raise FailedError from error
+            return course.failed(message, self._settings.retry.failed(error, 1))
+
+        return await self._each(job, messages, one, lock=lock)
+
+    async def _each(
+        self,
+        job: Job,
+        messages: Sequence[Message],
+        one: Callable[[Work, Course, Message], Awaitable[Ending]],
+        started: bytes | None = None,
+        *,
+        lock: bool,
+    ) -> list[Ending]:
+        """One transaction; not for longer than it should hold its locks, if they are many."""
         async with self._transaction(job) as work:
             course = await self._course(work, job.consumer, messages, lock=lock)
+            until = self._colour.now() + MOST_OPEN_S
             endings: list[Ending] = []
             for message in messages:
-                ending = course.ask(message)
-                if ending is None:
-                    await _failing(work.call(job.handle, message))
-                    ending = course.applied(message)
-                endings.append(ending)
+                endings.append(course.ask(message) or await one(work, course, message))
+                if self._colour.now() > until:
+                    break
             await self._keep(work, course, started)
             return endings
 
-    async def _apart(self, job: Job, messages: Sequence[Message], *, lock: bool) -> list[Ending]:
-        async with self._transaction(job) as work:
-            course = await self._course(work, job.consumer, messages, lock=lock)
-            endings = [await self._one_apart(work, course, each, job.handle) for each in messages]
-            await self._keep(work, course)
+    async def _apply_outside(
+        self, job: Job, messages: Sequence[Message], started: bytes | None = None
+    ) -> Sequence[Ending]:
+        """No transaction is open while they run: they may be repeated, so they come first."""
+
+        async def turn(_: bool) -> list[Ending]:
+            async with self._transaction() as work:
+                course = await self._course(work, job.consumer, messages, lock=False)
+            until = self._colour.now() + MOST_OPEN_S
+            endings: list[Ending] = []
+            for message in messages:
+                endings.append(course.ask(message) or await self._one_outside(job, course, message))
+                if self._colour.now() > until:
+                    break
+            async with self._transaction() as work:
+                await self._keep(work, course, started)
             return endings
 
-    async def _one_apart(
-        self, work: Work, course: Course, message: Message, handle: Handle
-    ) -> Ending:
-        ending = course.ask(message)
-        if ending is not None:
-            return ending
-        error = await _failing(work.apart(handle, message))
-        if error is None:
-            return course.applied(message)
-        if _fault(error) is not None:
-            raise FailedError from error
-        return course.failed(message, self._settings.retry.failed(error, 1))
+        return await self._firmly(turn)
+
+    async def _one_outside(self, job: Job, course: Course, message: Message) -> Ending:
+        try:
+            await call_outside(job.handle, message, self._colour, job.home)
+        except Exception as error:
+            if _fault(error) is not None:
+                raise FailedError from error
+            return course.failed(message, self._settings.retry.failed(error, 1))
+        return course.applied(message)
 
     async def _alone(self, job: Job, message: Message, started: bytes | None = None) -> Ending:
         try:
@@ -193,7 +255,10 @@ class Flow:
             failure = self._settings.retry.crashed()
             return await self._park(job.consumer, message, failure, id)
         with _Excuse(self._excused, id):
-            return await self._alone(job, message, id)
+            if not job.is_outside(message):
+                return await self._alone(job, message, id)
+            [ending] = await self._apply_outside(job, [message], id)
+            return ending
 
     async def _begin(self, id: bytes, consumer: str, message: Message) -> bool:
         """Count that it is begun; False when it has been begun too often."""
@@ -234,10 +299,24 @@ class Flow:
 
     async def _run_row(self, job: Job, row: Row, started: bytes) -> Ending | None:
         try:
+            if job.is_outside(row.parked.message):
+                await self._firmly(lambda _: self._run_outside(job, row))
             return await self._firmly(lambda lock: self._turn(job, row, started, lock=lock))
         except FailedError as failed:
             failure = self._settings.retry.failed(failed.error, row.parked.attempts + 1)
         return await self._fail_row(row, failure, started)
+
+    async def _run_outside(self, job: Job, row: Row) -> None:
+        """Before the transaction that forgets it, if it is to run at all."""
+        head = await self.on_link(lambda link: self._same_head(link, row, lock=False))
+        if head is None or await self.on_link(lambda link: self._todo(link, head)) != "run":
+            return
+        await _failing(call_outside(job.handle, row.parked.message, self._colour, job.home))
+
+    async def _todo(self, link: Link, head: Head) -> Literal["run", "drop", "gap"]:
+        alone = not head.row.seq
+        seen = alone and await self._words.has_seen(link, head.row.parked.sequence)
+        return rules.turn_of(head.mark, head.row.parked, seen=seen)
 
     async def _turn(self, job: Job, row: Row, started: bytes, *, lock: bool) -> Ending | None:
         async with self._transaction(job) as work:
@@ -250,14 +329,14 @@ class Flow:
     async def _end_head(self, work: Work, job: Job, head: Head) -> Ending | None:
         words, row = self._words, head.row
         sequence, message = row.parked.sequence, row.parked.message
-        seen = not row.seq and await self._ours(words.has_seen(work.link, sequence))
-        todo = rules.turn_of(head.mark, row.parked, seen=seen)
+        todo = await self._ours(self._todo(work.link, head))
         if todo == "gap":
             await self._ours(words.too_early(work.link, row))
             return None
         if todo == "run":
-            await _failing(work.call(job.handle, message))
-            await _failing(work.finish())
+            if not job.is_outside(message):
+                await _failing(work.call(job.handle, message))
+                await _failing(work.finish())
             if not row.seq:
                 seen_now = [(sequence, message)]
                 await self._ours(words.remember(work.link, job.consumer, seen_now))
@@ -461,12 +540,22 @@ def _fault(error: BaseException | None) -> Fault | None:
     while error is not None:
         if isinstance(error, exc.TimeoutError):  # no connection to be had
             return Fault.GONE
-        if isinstance(error, exc.DBAPIError):
-            fault = fault_of(error)
-            if fault in {Fault.AGAIN, Fault.LOCKED, Fault.GONE}:
-                return fault
+        if isinstance(error, exc.DBAPIError) and (fault := _passing(error)) is not None:
+            return fault
         error = error.__cause__
     return None
+
+
+# feature_not_supported: of a statement of ours, a plan that a migration has spoilt; of a handler's,
+# just what it says.
+UNSUPPORTED = "0A000"
+
+
+def _passing(error: exc.DBAPIError) -> Fault | None:
+    fault = fault_of(error)
+    if fault is Fault.GONE and getattr(error.orig, "sqlstate", None) == UNSUPPORTED:
+        return None
+    return fault if fault in {Fault.AGAIN, Fault.LOCKED, Fault.GONE} else None
 
 
 # --- telling ------------------------------------------------------------------------------------

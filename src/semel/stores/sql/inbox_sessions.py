@@ -37,7 +37,10 @@ from semel.stores.sql import lines
 from semel.stores.sql.bound import bound_link
 from semel.stores.sql.committing import Watch
 from semel.stores.sql.endings import is_lost, refuse_lost
+from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
+
+GONE = Fault.GONE
 
 T = TypeVar("T")
 
@@ -120,6 +123,10 @@ class IdleError(Exception):
     """A handler did nothing with its session for so long that the server has ended it."""
 
 
+class WaitsForItselfError(Exception):
+    """A handler waits, elsewhere, for the lock that its own transaction holds."""
+
+
 class Work:
     """One transaction: handlers' effects and the inbox' own rows."""
 
@@ -132,6 +139,7 @@ class Work:
         sync = session.sync_session if isinstance(session, AsyncSession) else session
         self._watch = _InboxWatch.of(sync)
         self._connection: Any = None
+        self._is_only_writer = False
         self.longest_s = 0.0
         """How long the slowest handler took."""
         self.link: Link
@@ -156,6 +164,7 @@ class Work:
                 driver: Any = self._sync_connection.connection.driver_connection
                 if not driver.in_transaction:
                     await self.link.change(self.link.dialect.begin)
+                    self._is_only_writer = True
             case "mysql" if idle_s is not None:
                 await self._limit(idle_s)
 
@@ -171,6 +180,13 @@ class Work:
         began = self._colour.now()
         try:
             await self._call(handle, message)
+        except Exception as error:
+            if self._is_only_writer and _is_busy(error):
+                raise WaitsForItselfError(
+                    "the handler waited for SQLite's only writer, which is the transaction that "
+                    f"it runs in: {error}. Give its guard, or its other session, a file of its own"
+                ) from None
+            raise
         finally:
             self.longest_s = max(self.longest_s, self._colour.now() - began)
         if self._watch.ended:
@@ -260,8 +276,9 @@ class Sessions:
         try:
             yield work
         except BaseException as error:
-            let_go = work.close if isinstance(error, Exception) else work.hang_up
-            await self._colour.shield(let_go())
+            # In the middle of an answer, or with a server that was the primary once.
+            gone = not isinstance(error, Exception) or fault_of(error.__cause__ or error) is GONE
+            await self._colour.shield(work.hang_up() if gone else work.close())
             raise
         await self._colour.shield(work.close())
 
@@ -307,6 +324,32 @@ def _unlimited(dbapi: Any, record: Any, state: Any) -> None:
 
 
 # --- calling ------------------------------------------------------------------------------------
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    while error is not None:
+        driver = getattr(error, "orig", None) or error
+        if hasattr(driver, "sqlite_errorcode") and fault_of(driver) is Fault.AGAIN:
+            return True
+        error = error.__cause__
+    return False
+
+
+def is_outside(handle: Handle, message: Message) -> bool:
+    """Is the effect elsewhere, and may be repeated?"""
+    told = getattr(handle, "outside", None)
+    return told is not None and bool(told(message))
+
+
+async def call_outside(
+    handle: Handle, message: Message, colour: Colour, home: asyncio.AbstractEventLoop
+) -> None:
+    """Without a session: whatever it is, it runs on the loop."""
+    work = _on_the_loop(handle, message, None)
+    if colour is SYNC:
+        from_away(home, work)
+    else:
+        await work
 
 
 def colour_of(handle: Handle, message: Message, otherwise: str) -> str:
