@@ -76,7 +76,7 @@ class Books:
     def compare(self, group: str) -> tuple[int, int, list[str]]:
         """How many events the group was to hear of, how many effects it had, and what is wrong."""
         committed, done = self.committed(GROUPS[group]), self.done(group)
-        return len(committed), len(done), list(_wrong(committed, done))
+        return len(committed), len(done), list(wrong(committed, done))
 
     def mistakes(self) -> list[str]:
         return [told for told, select in MISTAKES.items() if self._rows(select)]
@@ -89,7 +89,8 @@ class Books:
             return list(connection.execute(text, wanted))
 
 
-def _wrong(committed: list[str], done: list[Any]) -> Iterable[str]:
+def wrong(committed: list[str], done: list[Any]) -> Iterable[str]:
+    """What is wrong with effects that were had in this order."""
     times = Counter(row.event_id for row in done)
     if lost := set(committed) - set(times):
         yield f"{len(lost)} had none"

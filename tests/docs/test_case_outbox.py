@@ -82,6 +82,25 @@ def test_the_story_on_postgresql_and_redis_ends_as_promised(tmp_path, postgres_u
     }
 
 
+PLANTED = """
+from types import SimpleNamespace as Row
+from books import wrong
+
+done = [("one", 2, "a"), ("one", 1, "b"), ("two", 1, "c"), ("two", 2, "c"), ("two", 3, "x")]
+rows = [Row(case_id=case, seq=seq, event_id=id) for case, seq, id in done]
+print(*wrong(["a", "b", "c", "d"], rows), sep=", ")
+"""
+
+
+def test_its_books_find_what_is_planted(tmp_path):
+    env = piece(tmp_path)["env"]
+    words = [sys.executable, "-c", PLANTED]
+    found = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == (
+        "1 had none, 1 were never committed, 1 had more than one, 1 cases out of order"
+    )
+
+
 # --- until Ctrl-C -------------------------------------------------------------------------------
 
 
@@ -100,6 +119,12 @@ class Example:
                 stderr=said,
             )
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end(signal.SIGKILL)
+
     def wait_for(self, pattern):
         def has_said_it():
             assert self.process.poll() is None, self.said.read_text()
@@ -113,12 +138,11 @@ class Example:
 
 
 def test_killed_and_started_again_it_goes_on_until_it_is_told_to_end(tmp_path):
-    first = Example(tmp_path)
-    first.wait_for(r"worker_group [1-9]\d* applied, [2-9] held")
-    first.end(signal.SIGKILL)
-    second = Example(tmp_path)
-    second.wait_for(r"worker_group [1-9]\d* applied, \d+ held")
-    assert second.end(signal.SIGINT) == 0
+    with Example(tmp_path) as first:
+        first.wait_for(r"worker_group [1-9]\d* applied, [2-9] held")
+    with Example(tmp_path) as second:
+        second.wait_for(r"worker_group [1-9]\d* applied, \d+ held")
+        assert second.end(signal.SIGINT) == 0
     assert "Traceback" not in second.said.read_text()
     effects = defaultdict(list)
     select = "SELECT group_name, case_id, seq FROM done ORDER BY id"
@@ -148,24 +172,27 @@ def test_the_page_tells_of_every_place():
 def test_a_reading_and_its_event_are_there_together_or_not_at_all(place, tmp_path):
     hook, read = KILLED[place]
     stopped = tmp_path / "stopped"
-    run_in_pieces(tmp_path, "publish").wait(60)
-    worker = run_in_pieces(tmp_path, "stop", hook, str(stopped))
-    wait_until(stopped.exists, f"the worker to stop {place}", within_s=60)
-    worker.kill()
-    worker.wait()
+    with subprocess.Popen(**piece(tmp_path, "stop", hook, str(stopped))) as worker:
+        try:
+            wait_until(stopped.exists, f"the worker to stop {place}", within_s=60)
+        finally:
+            worker.kill()
     assert counts(tmp_path) == (read, read)
 
-    assert run_in_pieces(tmp_path, "finish").wait(60) == 0
+    subprocess.run(**piece(tmp_path, "finish"), timeout=60, check=True)
     assert counts(tmp_path) == (2, 2)
 
 
-def run_in_pieces(folder, *words):
-    env = environment(
-        CASES_DATABASE=f"sqlite:///{folder}/cases.db",
-        CASES_BROKER=f"sqlite:///{folder}/broker.db",
-        PYTHONPATH=os.pathsep.join([str(TESTS), str(EXAMPLE)]),
-    )
-    return subprocess.Popen([sys.executable, "-m", "support.case_paused", *words], env=env)
+def piece(folder, *words):
+    """A part of the example, as a command."""
+    return {
+        "args": [sys.executable, "-m", "support.case_paused", *words],
+        "env": environment(
+            CASES_DATABASE=f"sqlite:///{folder}/cases.db",
+            CASES_BROKER=f"sqlite:///{folder}/broker.db",
+            PYTHONPATH=os.pathsep.join([str(TESTS), str(EXAMPLE)]),
+        ),
+    }
 
 
 def counts(folder):

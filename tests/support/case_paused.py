@@ -1,8 +1,7 @@
-"""The example `case_outbox` in pieces, with a place where its OCR worker stops, to be killed there.
+"""The example `case_outbox` with a place where its OCR worker stops, to be killed there.
 
-python -m support.case_paused publish          a case is worked on, and its events published
-python -m support.case_paused stop PLACE FILE  OCR stops at the place, and makes the file
-python -m support.case_paused finish           relay and OCR run until all is read and told
+python -m support.case_paused stop PLACE FILE   a case is worked on; OCR stops, makes the file
+python -m support.case_paused finish            relay and OCR run until all is read and told
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ FOR_GOOD_S = 3600
 CASE = "case-1"
 
 
-async def publish():
-    await pieces.prepare()
-    Office(seed=0, pause_s=0).work_on(CASE)
-    await run_until(is_published)
-
-
 async def stop(place, file):
     def pause(session):
         if "read" in session.info:
@@ -43,31 +36,26 @@ async def stop(place, file):
 
     event.listen(orm.Session, "after_flush", mark)
     event.listen(orm.Session, place, pause)
-    await consumers.ocr.run()
+    await pieces.prepare()
+    Office(seed=0, pause_s=0).work_on(CASE)
+    await finish()
 
 
 async def finish():
-    await run_until(is_read, consumers.ocr)
-
-
-async def run_until(done, *workers):
     relay = Relay(pieces.DATABASE, pieces.broker, lease_s=pieces.LEASE_S)
-    running = [asyncio.create_task(part.run()) for part in (relay, *workers)]
-    while not await done(relay):
+    parts = relay, consumers.ocr
+    running = [asyncio.create_task(part.run()) for part in parts]
+    while not await is_finished(relay):
         await asyncio.sleep(0.02)
-    for part in (relay, *workers):
+    for part in parts:
         part.stop()
     await asyncio.gather(*running)
 
 
-async def is_published(relay):
-    return (await relay.reader.lag()).unpublished == 0
-
-
-async def is_read(relay):
+async def is_finished(relay):
     books = Books(CASE)
     done, asked = books.done("worker_group"), books.committed(pieces.WORKERS)
-    return len(done) >= len(asked) and await is_published(relay)
+    return len(done) >= len(asked) and (await relay.reader.lag()).unpublished == 0
 
 
-asyncio.run({"publish": publish, "stop": stop, "finish": finish}[sys.argv[1]](*sys.argv[2:]))
+asyncio.run({"stop": stop, "finish": finish}[sys.argv[1]](*sys.argv[2:]))
