@@ -365,3 +365,9 @@ def test_settings_may_stand_in_the_url_and_the_drivers_stay_there():
     assert (broker.shards, broker._maxlen) == (4, 9)
     assert broker._line._url == "amqp://me@localhost/shop?heartbeat=3"
     assert connect("amqp://localhost?maxlen=none")._maxlen is None
+
+
+def test_a_driver_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr("semel.brokers.rabbit._driver", "9.6.2")
+    with pytest.raises(SettingsError, match=r"aio-pika 10\.0 or later"):
+        RabbitBroker("amqp://localhost")

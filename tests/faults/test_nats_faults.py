@@ -374,3 +374,9 @@ def test_settings_that_cannot_work_are_refused(url, settings):
 
 def test_a_password_is_not_shown():
     assert "secret" not in repr(NatsBroker("nats://me:secret@a:1,b:2"))
+
+
+def test_a_driver_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr("semel.brokers.nats._driver", "2.9.1")
+    with pytest.raises(SettingsError, match=r"nats-py 2\.15 or later"):
+        NatsBroker("nats://localhost")

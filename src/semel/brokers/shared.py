@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Shared"]
+from semel.errors import SettingsError
+
+__all__ = ["Shared", "check_driver"]
 
 
 class Connection(Protocol):
@@ -62,3 +64,13 @@ class Shared(Generic[C]):
         there, self._there = self._there, None
         if there is not None and there.loop is asyncio.get_running_loop():
             await there.end()
+
+
+def check_driver(broker: str, name: str, version: str, oldest: tuple[int, int], extra: str) -> None:
+    """Refuse a driver with a defect that no care of ours makes up for."""
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) < oldest:
+        raise SettingsError(
+            f"{broker} needs {name} {oldest[0]}.{oldest[1]} or later and found {version}: "
+            f"pip install --upgrade 'semel[{extra}]'"
+        )

@@ -31,11 +31,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from semel.brokers import rules
+from semel.brokers.shared import check_driver
 from semel.errors import SettingsError
 from semel.messages import Backlog, Batch, Features, Receipt, Tail
 
 try:
-    import nats as _nats  # noqa: F401 - so that its absence is told here, once
+    from nats.aio.client import __version__ as _driver
 except ImportError as error:
     raise SettingsError(
         "NatsBroker needs nats-py, which is not installed: pip install 'semel[nats]'"
@@ -47,6 +48,9 @@ from semel.brokers.nats.line import Line, servers_of
 from semel.brokers.nats.stream import Settings, Stream
 
 __all__ = ["NatsBroker", "NatsConsumer"]
+
+# Before it, nobody is told that a connection was lost.
+OLDEST_DRIVER = (2, 15)
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -73,6 +77,7 @@ class NatsBroker:
         timeout_s: float = 5.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_driver("NatsBroker", "nats-py", _driver, OLDEST_DRIVER, "nats")
         rules.check_settings(shards, maxlen)
         if mode not in {"structured", "binary"}:
             raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')

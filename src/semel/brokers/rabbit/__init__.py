@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlsplit
 
 from semel.brokers import rules
+from semel.brokers.shared import check_driver
 from semel.errors import SettingsError
 from semel.messages import (
     Backlog,
@@ -40,7 +41,7 @@ from semel.messages import (
 )
 
 try:
-    import aio_pika as _aio_pika  # noqa: F401 - so that its absence is told here, once
+    from aio_pika import __version__ as _driver
 except ImportError as error:
     raise SettingsError(
         "RabbitBroker needs aio-pika, which is not installed: pip install 'semel[rabbitmq]'"
@@ -60,6 +61,9 @@ from semel.brokers.rabbit.events import SHORT, Mode, write
 from semel.brokers.rabbit.line import Line, all_of
 
 __all__ = ["RabbitBroker", "RabbitConsumer"]
+
+# Before it, a connection that is closed cancels whoever waits on it.
+OLDEST_DRIVER = (10, 0)
 
 # So many messages are on their way at once.
 WINDOW = 500
@@ -87,6 +91,7 @@ class RabbitBroker:
         prefix: str = "semel",
         timeout_s: float = 5.0,
     ) -> None:
+        check_driver("RabbitBroker", "aio-pika", _driver, OLDEST_DRIVER, "rabbitmq")
         rules.check_settings(shards, maxlen)
         if mode not in {"structured", "binary"}:
             raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')
