@@ -660,6 +660,22 @@ async def test_sessions_are_made_as_told(bench, consumer):
     assert made[2:] == [MyAsyncSession, MyAsyncSession]
 
 
+async def test_a_session_may_be_used_again_and_is_its_owners_in_between(sqlite_bench, consumer):
+    engine = sa.create_engine(
+        with_driver(parse(sqlite_bench.url), "sync"), connect_args={"check_same_thread": False}
+    )
+    session = Session(engine)
+    inbox = SQLInbox(engine, session=lambda: session)
+    for seq in (1, 2):
+        done = await inbox.apply(consumer, of_colour("sync", seq), Both(consumer))
+        assert endings(done) == ["applied"]
+        session.execute(INSERT, {"said": f"{consumer} own:{seq}"})
+        session.commit()
+    assert effects(sqlite_bench, consumer) == ["7:1", "own:1", "7:2", "own:2"]
+    session.close()
+    await close(inbox)
+
+
 async def test_a_factory_that_cannot_fit_is_refused(sqlite_bench, consumer):
     for kind, factory in (
         ("sync", async_sessionmaker()),

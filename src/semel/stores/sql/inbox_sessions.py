@@ -110,9 +110,11 @@ class _InboxWatch(Watch):
         "(session.begin_nested()) is fine"
     )
 
+    active = False
+
     @property
     def on(self) -> bool:
-        return True
+        return self.active
 
 
 class EndedError(Exception):
@@ -138,6 +140,7 @@ class Work:
         self._home = home
         sync = session.sync_session if isinstance(session, AsyncSession) else session
         self._watch = _InboxWatch.of(sync)
+        self._watch.active, self._watch.ended = True, False
         self._connection: Any = None
         self._is_only_writer = False
         self.longest_s = 0.0
@@ -244,6 +247,7 @@ class Work:
 
     async def close(self) -> None:
         """Let go; what was not committed is rolled back."""
+        self._watch.active = False
         try:
             await done(self.session.close())
         except Exception:  # noqa: BLE001 - whatever it is, this connection is not to be used again
@@ -251,6 +255,7 @@ class Work:
 
     async def hang_up(self) -> None:
         """The same for a connection that may be in the middle of an answer."""
+        self._watch.active = False
         with contextlib.suppress(Exception):
             await done(self.session.invalidate())
 
