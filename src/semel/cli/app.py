@@ -37,6 +37,7 @@ from semel.cli.command import (
     refuse_memory,
     reporting,
 )
+from semel.cli.doctor import doctor
 from semel.cli.outbox import outbox
 from semel.cli.parked import parked
 from semel.cli.relay import relay
@@ -71,6 +72,7 @@ app.command(cls=Command)(relay)
 app.add_typer(outbox, name="outbox")
 app.command(cls=Command)(worker)
 app.add_typer(parked, name="parked")
+app.command(cls=Command)(doctor)
 
 First = Annotated[
     str | None,

@@ -17,7 +17,7 @@ from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.errors import SettingsError
 from semel.relay import BATCH, Relay
 
-__all__ = ["relay"]
+__all__ = ["BROKER", "FOREVER", "refuse_memory_broker", "relay"]
 
 BROKER = "SEMEL_BROKER"
 FOREVER = "forever"
@@ -84,13 +84,13 @@ def relay(
             await store.aclose()
 
     with reporting(url):
-        _refuse_memory_broker(to)
+        refuse_memory_broker(to)
         process.run(
             opened, about=f"from {url} to {to}", http=http, grace=grace, quiet=quiet, urls=(url, to)
         )
 
 
-def _refuse_memory_broker(to: str) -> None:
+def refuse_memory_broker(to: str) -> None:
     if to.partition("://")[0].lower() == "memory":
         raise SettingsError(
             "a broker in memory is heard by nobody outside this process; give the URL of one on "
