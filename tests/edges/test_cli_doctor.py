@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import signal
 
 import pytest
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 from semel.cli.app import app, invoke
 from semel.doctor import ROWS, Check, Thresholds
 from semel.stores.sql import schema
-from support.cli_reference import documented_fields
+from support.cli_reference import REFERENCE, documented_fields
 from support.relay_process import Running, add
 
 
@@ -74,6 +76,15 @@ def test_the_json_has_the_fields_of_the_reference(database):
     [shards] = [check for check in answer["checks"] if check["row"] == "shards"]
     assert shards["verdict"] == "failed"
     assert "semel relay URL --to URL --name default" in shards["advice"]
+
+
+def test_the_page_tells_of_every_row_and_of_every_threshold():
+    page = REFERENCE.with_name("doctor.md").read_text()
+    assert re.findall(r"^\| `([a-z ]+)` \| ", page, re.MULTILINE) == [row.name for row in ROWS]
+    limits = page.partition("`Thresholds` has")[2]
+    told = re.findall(r"^\| (`\w+`(?:, `\w+`)?) \| ", limits, re.MULTILINE)
+    fields = [field.name for field in dataclasses.fields(Thresholds)]
+    assert re.findall(r"\w+", " ".join(told)) == fields
 
 
 @pytest.mark.parametrize(

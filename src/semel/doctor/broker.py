@@ -42,11 +42,13 @@ async def pending(patient: Patient) -> Sequence[Finding]:
                 unread[group.group] += group.unread or 0
                 held[group.group] += group.pending
                 late += _late(patient, backlog, group)
-    late += [_absent(consumer) for consumer in patient.consumers if consumer not in unread]
+    knows_all = patient.broker.features.heals  # or tells of those only that it was told of
+    if knows_all:
+        late += [_absent(each) for each in patient.consumers if each not in unread]
     if late:
         return late
     if not unread:
-        return [Finding("ok" if patient.broker.features.heals else "not checked", "no groups")]
+        return [Finding("ok" if knows_all else "not checked", "no group is known")]
     return [
         Finding("ok", f"{name}: {count:,} unread, {held[name]:,} pending")
         for name, count in sorted(unread.items())
@@ -87,7 +89,7 @@ async def fullness(patient: Patient) -> Sequence[Finding]:
 
 
 def _without_group(patient: Patient, backlogs: Sequence[Backlog]) -> Iterator[Finding]:
-    """Topics that nobody has joined; a broker that tells no tails tells of no groups, either."""
+    """Topics that nobody has joined, where the broker would know."""
     if not patient.broker.features.heals:
         return
     alone: dict[str, list[Backlog]] = {}

@@ -56,10 +56,16 @@ def _parked(patient: Patient, consumer: str, found: Sequence[Waiting]) -> Findin
     count, oldest_s = _total(found)
     return Finding(
         "failed" if oldest_s > patient.thresholds.parked_s else "warning",
-        f"{consumer}: {count}, the oldest for {span(oldest_s)}",
+        f"{consumer}: {_counted(count)}, the oldest for {span(oldest_s)}",
         f"see `semel parked list URL --consumer {consumer} --state parked`, then edit, replay or "
         "skip",
     )
+
+
+def _counted(count: int) -> str:
+    from semel.stores.sql.doctor import SAMPLE
+
+    return f"{count:,} or more" if count >= SAMPLE else f"{count:,}"
 
 
 def _total(found: Iterable[Waiting]) -> tuple[int, float]:
