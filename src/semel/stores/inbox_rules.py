@@ -248,6 +248,7 @@ class Course:
         self._marks: dict[bytes, Mark] = {}
         self._changed: dict[bytes, Message] = {}
         self._waits: set[bytes] = set()
+        self._last: tuple[Message | None, tuple[bytes, int]] = None, (b"", 0)
         self.seen: dict[bytes, Message] = {}
         """Messages without a number that had their effect, by identity."""
         self.parked: list[Parking] = []
@@ -263,7 +264,8 @@ class Course:
 
     def ask(self, message: Message) -> Ending | None:
         """How the message ends without running; None: run it."""
-        id, slot = sequence_of(self.consumer, message)
+        id, slot = found = sequence_of(self.consumer, message)
+        self._last = message, found
         if not is_ordered(message):
             return self._ask_alone(id)
         mark, seq = self._mark(id, message), number_of(message)
@@ -299,8 +301,13 @@ class Course:
         self._changed[id] = parking.message
         return Held(parking.why, parking.error)
 
+    def _asked(self, message: Message) -> tuple[bytes, int]:
+        """Its sequence and slot, which were mostly asked for a moment ago."""
+        last, found = self._last
+        return found if last is message else sequence_of(self.consumer, message)
+
     def applied(self, message: Message) -> Applied:
-        id, _ = sequence_of(self.consumer, message)
+        id, _ = self._asked(message)
         if not is_ordered(message):
             self.seen[id] = message
             return Applied()
@@ -312,7 +319,7 @@ class Course:
         return Applied()
 
     def failed(self, message: Message, failure: Failure) -> Held:
-        id, slot = sequence_of(self.consumer, message)
+        id, slot = self._asked(message)
         why, error = failure.why, failure.error
         parking = Parking(id, slot, message, why, failure.attempts, error, failure.delay_s)
         if is_ordered(message):

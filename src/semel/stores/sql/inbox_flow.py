@@ -20,7 +20,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from sqlalchemy import exc
 
@@ -43,11 +43,13 @@ from semel.stores.rules import moment
 from semel.stores.sql import schema
 from semel.stores.sql.faults import TRIES, Fault, NoTableError, fault_of, pause_s, unavailable
 from semel.stores.sql.inbox_sessions import (
+    FailedError,
     IdleError,
     Sessions,
     Work,
     call_outside,
     colour_of,
+    failing,
     is_outside,
 )
 from semel.stores.sql.inbox_words import WORDS, ChangedError, Head, Row, Words
@@ -56,6 +58,9 @@ from semel.stores.sql.links import Link
 from semel.values import value
 
 T = TypeVar("T")
+
+One: TypeAlias = Callable[[Work, Course, Message], Awaitable[Ending]]
+"""How one message of a batch is run."""
 
 # So many of what was begun and met an outage are known not to have ended their process.
 MOST_EXCUSED = 10_000
@@ -68,15 +73,6 @@ MOST_OPEN_S = 1.0
 
 class OursError(Exception):
     """A statement of the inbox itself has failed; the driver's error is the cause."""
-
-
-class FailedError(Exception):
-    """What a handler did has failed, then or when it was committed; its error is the cause."""
-
-    @property
-    def error(self) -> BaseException:
-        assert self.__cause__ is not None
-        return self.__cause__
 
 
 @value
@@ -141,12 +137,14 @@ class Flow:
     async def _apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
         """Of these, or of the first of them when all would take too long."""
         try:
-            return await self._firmly(lambda lock: self._together(job, messages, lock=lock))
+            together = self._together(job)
+            return await self._firmly(lambda lock: self._each(job, messages, together, lock=lock))
         except FailedError:
             pass
         if len(messages) > 1:
             try:
-                return await self._firmly(lambda lock: self._apart(job, messages, lock=lock))
+                apart = self._apart(job)
+                return await self._firmly(lambda lock: self._each(job, messages, apart, lock=lock))
             except FailedError:
                 pass
         return [await self._alone(job, each) for each in messages]
@@ -154,31 +152,29 @@ class Flow:
     async def apply_singly(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
         return [await self._counted(job, each) for each in messages]
 
-    async def _together(
-        self, job: Job, messages: Sequence[Message], started: bytes | None = None, *, lock: bool
-    ) -> list[Ending]:
+    def _together(self, job: Job) -> One:
         async def one(work: Work, course: Course, message: Message) -> Ending:
-            await _failing(work.call(job.handle, message))
+            await work.call(job.handle, message)
             return course.applied(message)
 
-        return await self._each(job, messages, one, started, lock=lock)
+        return one
 
-    async def _apart(self, job: Job, messages: Sequence[Message], *, lock: bool) -> list[Ending]:
+    def _apart(self, job: Job) -> One:
         async def one(work: Work, course: Course, message: Message) -> Ending:
-            error = await _failing(work.apart(job.handle, message))
+            error = await work.apart(job.handle, message)
             if error is None:
                 return course.applied(message)
             if _fault(error) is not None:
                 raise FailedError from error
             return course.failed(message, self._settings.retry.failed(error, 1))
 
-        return await self._each(job, messages, one, lock=lock)
+        return one
 
     async def _each(
         self,
         job: Job,
         messages: Sequence[Message],
-        one: Callable[[Work, Course, Message], Awaitable[Ending]],
+        one: One,
         started: bytes | None = None,
         *,
         lock: bool,
@@ -186,11 +182,11 @@ class Flow:
         """One transaction; not for longer than it should hold its locks, if they are many."""
         async with self._transaction(job) as work:
             course = await self._course(work, job.consumer, messages, lock=lock)
-            until = self._colour.now() + MOST_OPEN_S
+            until = work.at + MOST_OPEN_S
             endings: list[Ending] = []
             for message in messages:
                 endings.append(course.ask(message) or await one(work, course, message))
-                if self._colour.now() > until:
+                if work.at > until:
                     break
             await self._keep(work, course, started)
             return endings
@@ -226,8 +222,9 @@ class Flow:
 
     async def _alone(self, job: Job, message: Message, started: bytes | None = None) -> Ending:
         try:
+            one = self._together(job)
             [ending] = await self._firmly(
-                lambda lock: self._together(job, [message], started, lock=lock)
+                lambda lock: self._each(job, [message], one, started, lock=lock)
             )
             return ending
         except FailedError as failed:
@@ -311,7 +308,8 @@ class Flow:
         head = await self.on_link(lambda link: self._same_head(link, row, lock=False))
         if head is None or await self.on_link(lambda link: self._todo(link, head)) != "run":
             return
-        await _failing(call_outside(job.handle, row.parked.message, self._colour, job.home))
+        message = row.parked.message
+        await failing(lambda: call_outside(job.handle, message, self._colour, job.home))
 
     async def _todo(self, link: Link, head: Head) -> Literal["run", "drop", "gap"]:
         alone = not head.row.seq
@@ -323,7 +321,7 @@ class Flow:
             head = await self._ours(self._same_head(work.link, row, lock=lock))
             ending = None if head is None else await self._end_head(work, job, head)
             await self._ours(self._words.end(work.link, started))
-            await self._commit(work)
+            await work.commit()
             return ending
 
     async def _end_head(self, work: Work, job: Job, head: Head) -> Ending | None:
@@ -335,8 +333,8 @@ class Flow:
             return None
         if todo == "run":
             if not job.is_outside(message):
-                await _failing(work.call(job.handle, message))
-                await _failing(work.finish())
+                await work.call(job.handle, message)
+                await work.finish()
             if not row.seq:
                 seen_now = [(sequence, message)]
                 await self._ours(words.remember(work.link, job.consumer, seen_now))
@@ -359,7 +357,7 @@ class Flow:
                 if same is not None:
                     await self._ours(self._words.failed(work.link, row, failure))
                 await self._ours(self._words.end(work.link, started))
-                await self._commit(work)
+                await work.commit()
                 return None if same is None else Held(failure.why, failure.error)
 
         return await self._firmly(turn)
@@ -381,7 +379,7 @@ class Flow:
                     audit = rules.audited(change, settlement, at=now, who=who, note=note)
                     await self._ours(self._words.make(work.link, change, row))
                     await self._ours(self._words.write_audit(work.link, audit))
-                    await self._commit(work)
+                    await work.commit()
                 return rules.answer(change, dry_run=dry_run)
 
         return await self._firmly(turn)
@@ -443,14 +441,11 @@ class Flow:
         return Course(consumer, await self._ours(known))
 
     async def _keep(self, work: Work, course: Course, started: bytes | None = None) -> None:
-        await _failing(work.finish())
+        await work.finish()
         await self._ours(self._words.keep(work.link, course))
         if started is not None:
             await self._ours(self._words.end(work.link, started))
-        await self._commit(work)
-
-    async def _commit(self, work: Work) -> None:
-        await _failing(work.commit())
+        await work.commit()
 
     async def _ours(self, work: Awaitable[T]) -> T:
         try:
@@ -524,13 +519,6 @@ class _Excuse:
         if len(self._excused) >= MOST_EXCUSED:
             self._excused.clear()
         self._excused.add(self._id)
-
-
-async def _failing(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except Exception as error:
-        raise FailedError from error
 
 
 def _fault(error: BaseException | None) -> Fault | None:

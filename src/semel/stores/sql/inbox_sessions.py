@@ -17,7 +17,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc, orm
@@ -41,8 +41,6 @@ from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
 
 GONE = Fault.GONE
-
-T = TypeVar("T")
 
 IDLE_S = 60.0
 
@@ -117,6 +115,23 @@ class _InboxWatch(Watch):
         return self.active
 
 
+class FailedError(Exception):
+    """What a handler did has failed, then or when it was committed; its error is the cause."""
+
+    @property
+    def error(self) -> BaseException:
+        assert self.__cause__ is not None
+        return self.__cause__
+
+
+async def failing(verb: Callable[[], Any]) -> None:
+    """Do it, in either colour; what it fails with is a handler's."""
+    try:
+        await done(verb())
+    except Exception as error:
+        raise FailedError from error
+
+
 class EndedError(Exception):
     """A handler has ended the transaction that it shares with others."""
 
@@ -145,6 +160,8 @@ class Work:
         self._is_only_writer = False
         self.longest_s = 0.0
         """How long the slowest handler took."""
+        self.at = colour.now()
+        """When the last one ended."""
         self.link: Link
 
     @property
@@ -179,29 +196,41 @@ class Work:
             connection.info[LIMITED] = True
 
     async def call(self, handle: Handle, message: Message) -> None:
-        """Let the message have its effect, in this transaction."""
-        began = self._colour.now()
-        try:
-            await self._call(handle, message)
-        except Exception as error:
-            if self._is_only_writer and _is_busy(error):
-                raise WaitsForItselfError(
-                    "the handler waited for SQLite's only writer, which is the transaction that "
-                    f"it runs in: {error}. Give its guard, or its other session, a file of its own"
-                ) from None
-            raise
-        finally:
-            self.longest_s = max(self.longest_s, self._colour.now() - began)
-        if self._watch.ended:
-            raise EndedError("the handler has committed, rolled back or closed its session")
+        """Let the message have its effect, in this transaction; or raise `FailedError`.
 
-    async def _call(self, handle: Handle, message: Message) -> None:
-        name = self._colour.name
-        if colour_of(handle, message, name) == name:
-            result = handle(message, self.session)
-            if result is not None and inspect.isawaitable(result):
-                await self._awaited(result)
-        elif name == "sync":
+        All in one: each coroutine that is waited through costs every handler that waits.
+        """
+        try:
+            if colour_of(handle, message, self._colour.name) != self._colour.name:
+                await self._call_without_session(handle, message)
+            elif (result := handle(message, self.session)) is not None:
+                if self._colour is SYNC:
+                    _refuse_to_await(result)
+                elif inspect.isawaitable(result):
+                    await result
+        except Exception as error:  # noqa: BLE001 - a handler's: it is the cause of ours
+            raise FailedError from self._own_lock(error)
+        except asyncio.CancelledError as error:
+            if _is_asked_to_stop():
+                raise
+            raise FailedError from _cancelled_within(error)
+        finally:
+            now = self._colour.now()
+            self.longest_s, self.at = max(self.longest_s, now - self.at), now
+        if self._watch.ended:
+            ended = EndedError("the handler has committed, rolled back or closed its session")
+            raise FailedError from ended
+
+    def _own_lock(self, error: Exception) -> Exception:
+        if not (self._is_only_writer and _is_busy(error)):
+            return error
+        return WaitsForItselfError(
+            "the handler waited for SQLite's only writer, which is the transaction that it runs "
+            f"in: {error}. Give its guard, or its other session, a file of its own"
+        )
+
+    async def _call_without_session(self, handle: Handle, message: Message) -> None:
+        if self._colour is SYNC:
             assert self._home is not None, "a sync flow is driven from a loop's thread"
             from_away(self._home, _on_the_loop(handle, message, _NO_SESSION["async"]))
         else:
@@ -209,32 +238,27 @@ class Work:
             call = asyncio.to_thread(_in_thread, handle, message, _NO_SESSION["sync"])
             await ASYNC.shield(call)
 
-    async def _awaited(self, result: Any) -> None:
-        if self._colour is SYNC:
-            _close(result)
-            raise SettingsError(
-                "a handler gave back something to await, and this inbox has a sync Engine; give "
-                "SQLInbox an AsyncEngine, or a URL"
-            )
-        await _not_cancelled_within(result)
-
-    async def apart(self, handle: Handle, message: Message) -> Exception | None:
+    async def apart(self, handle: Handle, message: Message) -> BaseException | None:
         """The same in a savepoint. What it failed with, if the transaction is as it was before."""
         nested = await done(self.session.begin_nested())
         try:
             await self.call(handle, message)
-            await done(nested.commit())
-        except Exception as error:
+            await failing(nested.commit)
+        except FailedError as failed:
             if self._watch.ended or is_lost(self._sync_connection):
                 raise
-            await done(nested.rollback())
-            return error
+            await failing(nested.rollback)
+            return failed.error
         if is_lost(self._sync_connection):
-            raise EndedError("the server has rolled back the transaction, and nobody said so")
+            ended = EndedError("the server has rolled back the transaction, and nobody said so")
+            raise FailedError from ended
         return None
 
     async def finish(self) -> None:
         """All handlers have run: send what is left to send, and see that all of it stands."""
+        await failing(self._finish)
+
+    async def _finish(self) -> None:
         await done(self.session.flush())
         if isinstance(self.session, AsyncSession):
             await self._connection.run_sync(refuse_lost)
@@ -243,7 +267,7 @@ class Work:
 
     async def commit(self) -> None:
         with self._watch.open():
-            await done(self.session.commit())
+            await failing(self.session.commit)
 
     async def close(self) -> None:
         """Let go; what was not committed is rolled back."""
@@ -387,20 +411,24 @@ _NO_SESSION = {
 
 
 async def _on_the_loop(handle: Handle, message: Message, session: Any) -> None:
-    result = handle(message, session)
-    if inspect.isawaitable(result):
-        await _not_cancelled_within(result)
-
-
-async def _not_cancelled_within(result: Any) -> None:
-    """A handler that cancelled something of its own has failed; we were not asked to stop."""
     try:
-        await result
+        result = handle(message, session)
+        if inspect.isawaitable(result):
+            await result
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if _is_asked_to_stop():
             raise
-        raise RuntimeError("the handler was cancelled from within") from error
+        raise _cancelled_within(error) from error
+
+
+def _is_asked_to_stop() -> bool:
+    """Or has a handler merely cancelled something of its own?"""
+    task = asyncio.current_task()
+    return task is None or bool(task.cancelling())
+
+
+def _cancelled_within(error: asyncio.CancelledError) -> RuntimeError:
+    return RuntimeError(f"the handler was cancelled from within: {error!r}")
 
 
 def _in_thread(handle: Handle, message: Message, session: Any) -> None:
@@ -409,10 +437,16 @@ def _in_thread(handle: Handle, message: Message, session: Any) -> None:
     except StopIteration as error:  # no future can carry one
         raise RuntimeError(f"the handler raised {error!r}") from error
     if inspect.isawaitable(result):
-        _close(result)
-        raise SettingsError("a sync handler gave back something to await; write it with async def")
+        _refuse_to_await(result)
 
 
-def _close(result: Any) -> None:
+def _refuse_to_await(result: Any) -> None:
+    """What a sync handler gives back is nobody's business, unless it has not even run."""
+    if not inspect.isawaitable(result):
+        return
     if inspect.iscoroutine(result):
         result.close()
+    raise SettingsError(
+        "a handler gave back something to await where nobody can; write it with async def, and "
+        "give SQLInbox an AsyncEngine, or a URL"
+    )
