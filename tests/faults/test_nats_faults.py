@@ -151,6 +151,17 @@ async def test_a_former_owner_is_out_before_the_new_one_has_sent_anything(nats_u
         assert await old.publish(batch(2, follows=1, fence=1)) == Fenced(2)
 
 
+@pytest.mark.parametrize("late", [(2, 3), (2, 3, 4), (2, 3, 4, 5, 6)])
+async def test_nothing_of_a_former_owners_batch_fits_behind_what_the_new_one_wrote(nats_url, late):
+    """Its later messages expect numbers that the new owner's entries have."""
+    async with opened(nats_url) as old, opened(nats_url) as new:
+        assert await old.publish(batch(1, fence=1)) == Taken(1)
+        assert await new.publish(batch(2, follows=1, fence=2)) == Taken(1)
+        assert await old.publish(batch(*late, follows=1, fence=1)) == Fenced(2)
+        assert await new.publish(batch(3, follows=2, fence=2)) == Taken(1)
+    assert await everything(nats_url) == [1, 2, 3]
+
+
 async def test_an_owner_that_comes_back_looks_at_what_others_have_published(nats_url):
     async with opened(nats_url) as one, opened(nats_url) as other:
         assert await one.publish(batch(1, fence=1)) == Taken(1)

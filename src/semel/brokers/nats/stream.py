@@ -1,8 +1,10 @@
 """One shard of a topic: a JetStream stream, with the events on one subject.
 
-Every message says which sequence number it expects to come behind, and the server refuses it when
-that is not so. So a batch can be sent without waiting for each answer: behind one that was not
-taken, none is. A later owner writes its fence to a second subject of the same stream before
+Every message says which sequence number it expects to come behind, and whose, and the server
+refuses it when that is not so. So a batch can be sent without waiting for each answer: behind one
+that was not taken, none is. The number alone would not do: where one entry of somebody else takes
+the place of our first message, our second one finds the number that it expects. A later owner
+writes its fence to a second subject of the same stream before
 anything else, and the number that a former owner expects is never right again. Who is told that it
 is wrong looks at the end of the stream, and finds there what to answer.
 
@@ -59,6 +61,7 @@ NO_MESSAGE = 10037
 TOO_LARGE = 10054
 OTHER_SETTINGS = 10058
 NO_STREAM = 10059
+WRONG_LAST_NAME = 10070
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = {10002, 10023, 10047, 10077}
 """Limits of the account, of the server, of its storage, of the stream."""
@@ -67,6 +70,9 @@ LONGEST_NAME = 255
 
 # So many messages are on their way at once; the server is not asked to hold more.
 WINDOW = 1000
+
+# Bytes for what a message expects to come behind: a number, and the longest name there is.
+EXPECTING = 1024
 
 # Whoever loses the race for the next number looks again, at most so often.
 TRIES = 5
@@ -207,8 +213,8 @@ class Stream:
             except UnicodeEncodeError as error:
                 yield Refused(message, f"it cannot be written as UTF-8: {error}")
                 return
-            # With room for the number it expects, which is not known yet.
-            if (bytes_ := events.size(headers, body) + 64) > wire.max_payload:
+            # With room for what it expects, which is not known yet.
+            if (bytes_ := events.size(headers, body) + EXPECTING) > wire.max_payload:
                 why = f"it has {bytes_} bytes, and NATS takes {wire.max_payload} (max_payload)"
                 yield Refused(message, why)
                 return
@@ -450,34 +456,50 @@ class _Appending:
                 return refused
         return Taken(self.added)
 
-    async def _window(self, additions: Sequence[Addition], *, named: bool = True) -> Receipt | None:
+    async def _window(self, additions: Sequence[Addition]) -> Receipt | None:
         requests = [
-            self._request(each, self.end.seq + i, named=named) for i, each in enumerate(additions)
+            self._request(each, self.end.seq + i, additions[i - 1] if i else None)
+            for i, each in enumerate(additions)
         ]
         answers = await self._stream.line.ask_all(requests)
         for i, ((message, _, _), answer) in enumerate(zip(additions, answers, strict=True)):
             said = read(answer)
             if error_code(said) is not None:
                 return self._not_taken(message, said)
-            if said["seq"] != self.end.seq + 1:
-                # It was here once and was deleted; the server remembers its name, not its end.
-                return await self._window(additions[i:], named=False) if named else None
-            self.added += not said.get("duplicate", False)
-            tail = Tail(message.position, message.id)
-            end = self.end
-            self.end = End(end.wire, said["seq"], tail, said["seq"], end.fence)
+            if said.get("duplicate") or said["seq"] != self.end.seq + 1:
+                # The server remembers its name, which proves nothing: it may have been deleted.
+                return await self._nameless(additions[i:])
+            self._took(message, said["seq"])
         return Taken(self.added)
 
-    def _request(self, addition: Addition, seq: int, *, named: bool) -> Request:
+    async def _nameless(self, additions: Sequence[Addition]) -> Receipt | None:
+        """One by one: without a name only the number tells, and only to who has just read it."""
+        for message, headers, body in additions:
+            plain = {name: text for name, text in headers.items() if name != "Nats-Msg-Id"}
+            request = self._request((message, plain, body), self.end.seq, None)
+            said = read(await self._stream.line.ask(request))
+            if error_code(said) is not None:
+                return self._not_taken(message, said)
+            if said["seq"] != self.end.seq + 1:
+                return None
+            self._took(message, said["seq"])
+        return Taken(self.added)
+
+    def _took(self, message: Message, seq: int) -> None:
+        tail = Tail(message.position, message.id)
+        self.added += 1
+        self.end = End(self.end.wire, seq, tail, seq, self.end.fence)
+
+    def _request(self, addition: Addition, seq: int, behind: Addition | None) -> Request:
         _, headers, body = addition
         expects = {"Nats-Expected-Last-Sequence": str(seq)}
-        if not named:
-            headers = {name: text for name, text in headers.items() if name != "Nats-Msg-Id"}
+        if behind is not None:
+            expects["Nats-Expected-Last-Msg-Id"] = behind[1]["Nats-Msg-Id"]
         return Request(self._stream.subject, body, headers | expects)
 
     def _not_taken(self, message: Message, said: Mapping[str, Any]) -> Receipt | None:
         code, why = error_code(said), said["error"].get("description", "")
-        if code == WRONG_LAST_SEQUENCE:
+        if code in {WRONG_LAST_SEQUENCE, WRONG_LAST_NAME}:
             return None
         if code == TOO_LARGE:
             return Refused(message, f"NATS: {why}")
