@@ -73,9 +73,7 @@ def sequence_of(consumer: str, message: Message) -> tuple[bytes, int]:
     """The identity of the message's sequence for this consumer, and the slot it is in."""
     m = message
     found = _sequence(consumer, m.tenant, m.topic, m.aggregate_type, m.aggregate_id)
-    if is_ordered(m):
-        return found
-    return message_of(consumer, m), found[1]
+    return found if m.seq is not None and m.seq > 0 else (message_of(consumer, m), found[1])
 
 
 def message_of(consumer: str, message: Message) -> bytes:
@@ -266,9 +264,9 @@ class Course:
         """How the message ends without running; None: run it."""
         id, slot = found = sequence_of(self.consumer, message)
         self._last = message, found
-        if not is_ordered(message):
+        if (seq := number_of(message)) == 0:
             return self._ask_alone(id)
-        mark, seq = self._mark(id, message), number_of(message)
+        mark = self._mark(id, message)
         if seq <= mark.seq:
             return Seen()
         if seq == mark.head:
@@ -308,10 +306,10 @@ class Course:
 
     def applied(self, message: Message) -> Applied:
         id, _ = self._asked(message)
-        if not is_ordered(message):
+        if (seq := number_of(message)) == 0:
             self.seen[id] = message
             return Applied()
-        mark, seq = self._marks[id], number_of(message)
+        mark = self._marks[id]
         self._marks[id] = Mark(seq, mark.head, mark.turn)
         self._changed[id] = message
         if mark.head == seq + 1:
