@@ -161,9 +161,8 @@ class Party:
 
     def close(self) -> None:
         self.end()
-        assert self.nursery.stdin is not None
-        self.nursery.stdin.close()
-        self.nursery.wait(10)
+        with self.nursery:  # closes its pipes, whereupon it ends
+            pass
         self.engine.dispose()
 
     def judge(self) -> str:
@@ -227,9 +226,16 @@ def redis_dies(server):
 
 
 def postgres_dies(server):
+    def came_back() -> bool:
+        try:
+            server.ensure_running()
+        except RuntimeError:  # a process of the old one is not quite gone yet
+            return False
+        return True
+
     def postgres_crashed() -> None:
         server.kill()
-        server.ensure_running()
+        wait_until(came_back, "PostgreSQL to be back")
 
     return postgres_crashed
 
