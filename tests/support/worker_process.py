@@ -89,7 +89,8 @@ async def work(asked: dict[str, Any]) -> None:
     retry = Retry(first_s=0.1)
     inbox: Any
     if "database" in asked:
-        inbox = SQLInbox(asked["database"], retry=retry)
+        # A frozen worker's open transaction holds its marks until the server ends it.
+        inbox = SQLInbox(asked["database"], retry=retry, idle_s=2.0)
     else:
         inbox = RedisInbox(asked["broker"], retry=retry, lease_s=asked["lease_s"])
     store = RedisStore(asked["broker"])
