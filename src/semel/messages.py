@@ -150,7 +150,7 @@ class Fenced:
 
 @value
 class Forked:
-    """At `tail` the broker has another event than the outbox. Nothing was added.
+    """At `tail` the broker has another event than the outbox, or none. Nothing was added.
 
     One of the two was brought back from an older copy; people have to say which is right.
     """

@@ -504,9 +504,10 @@ class _Shard:
         return _Sent(topic, tail, refused.position - 1)
 
     def _fork(self, topic: str, tail: Tail) -> str:
+        there = f"another event ({tail.id})" if tail.id else "no event, or another one,"
         return (
-            f"at position {tail.position} of {self._called(topic)} the broker has another event "
-            f"({tail.id or 'unknown'}) than the outbox: one of the two was restored from an older "
+            f"at position {tail.position} of {self._called(topic)} the broker has {there} than "
+            "the outbox: one of the two was restored from an older "
             "copy. Nothing is published in this shard until they agree: bring back the right copy, "
             "or delete the broker's stream to have it filled anew from the outbox"
         )

@@ -212,13 +212,6 @@ async def test_a_lost_hash_hides_no_fork_before_the_tail(broker, sender, client)
     assert await sender.publish([message(TOPIC, 2)], Tail()) == Taken(0)
 
 
-async def test_what_was_never_published_is_not_taken_for_published(broker, sender, client):
-    """A database without its tail has new events where the stream has nothing."""
-    await sender.send(1, 2, 5)
-    receipt = await sender.publish([message(TOPIC, 4)], Tail(2, f"{TOPIC}-2"))
-    assert receipt == Forked(Tail(5, f"{TOPIC}-5"))
-
-
 @pytest.mark.parametrize("entry", ["*", "9-1"])
 async def test_an_entry_of_a_stranger_stops_the_relay_loudly(broker, sender, client, caplog, entry):
     await sender.send(1)

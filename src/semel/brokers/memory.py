@@ -246,7 +246,7 @@ class _Log:
 
     def _ids(self, first: int, last: int) -> Mapping[int, str]:
         there = self.entries[self._after(first - 1) : self._after(last)]
-        return {entry.position: entry.id for entry in there}
+        return {entry.position: entry.id for entry in (*self.entries[:1], *there)}
 
     def _after(self, position: int) -> int:
         return bisect_right(self.entries, position, key=lambda entry: entry.position)

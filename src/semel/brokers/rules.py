@@ -28,7 +28,9 @@ from semel.messages import (
 )
 
 Ids: TypeAlias = Callable[[int, int], Mapping[int, str]]
-"""The ids at the positions from the first to the last, as far as they are there."""
+"""The ids at the positions from the first to the last, as far as they are there, and with them the
+lowest position there is: what is missing before it was trimmed, what is missing behind it never
+came."""
 
 
 def check_settings(shards: int, maxlen: int | None) -> None:
@@ -69,24 +71,28 @@ def fresh(
         return Behind(tail)
     if tail.position == batch.follows.position:
         return batch.messages if tail.id == batch.follows.id else Forked(tail)
-    return _behind_the_tail(batch.messages, tail, ids)
+    return behind_the_tail(batch.messages, tail, ids)
 
 
-def _behind_the_tail(
+def behind_the_tail(
     messages: Sequence[Message], tail: Tail, ids: Ids
 ) -> Sequence[Message] | Forked:
     """A batch that begins before the tail, as after a lost reply or a crash.
 
-    A position that is not there is no quarrel: it was trimmed, or refused and passed by.
+    To pass over what never came would lose it: a database brought back from an older copy gives
+    out positions again, among them such as this topic has no entry for.
     """
     old = [message for message in messages if message.position <= tail.position]
     new = messages[len(old) :]
     if new and (not old or old[-1].position != tail.position):
         return Forked(tail)  # the outbox has nothing where the broker has its tail
     there = ids(old[0].position, old[-1].position) if old else {}
+    lowest = min(there, default=None)
     for message in old:
-        if there.get(message.position, message.id) != message.id:
-            return Forked(Tail(message.position, there[message.position]))
+        found = there.get(message.position, "")
+        trimmed = lowest is None or message.position < lowest
+        if found != message.id and not trimmed:
+            return Forked(Tail(message.position, found))
     return new
 
 

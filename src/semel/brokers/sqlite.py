@@ -306,7 +306,8 @@ TAILS: Final = "SELECT topic, shard, tail_position FROM broker_shard"
 PUT_ENTRY: Final = "INSERT INTO broker_entry VALUES (?, ?, ?, ?, CAST(? AS TEXT))"
 IDS: Final = (
     "SELECT position, id FROM broker_entry "
-    "WHERE topic = ? AND shard = ? AND position BETWEEN ? AND ?"
+    "WHERE topic = ?1 AND shard = ?2 AND (position BETWEEN ?3 AND ?4 OR position = "
+    "(SELECT min(position) FROM broker_entry WHERE topic = ?1 AND shard = ?2))"
 )
 BEHIND: Final = (
     "SELECT position, CAST(document AS BLOB) FROM broker_entry "

@@ -271,6 +271,10 @@ class Stream:
     def _get(self, which: Mapping[str, Any]) -> Request:
         return api_request(f"STREAM.MSG.GET.{self.name}", which)
 
+    def _from(self, seq: int) -> Request:
+        """The first entry with this number or a higher one."""
+        return self._get({"seq": seq, "next_by_subj": self.subject})
+
     def _stored(self, answer: Mapping[str, Any], seq: int = 0) -> _Stored:
         """What lies there; nothing at `seq` when it was deleted."""
         if error_code(answer) in {NO_MESSAGE, NO_STREAM}:
@@ -288,8 +292,14 @@ class Stream:
         return _Stored(found["seq"], message)
 
     async def _ids(self, first: int, last: int, end: End) -> dict[int, str]:
-        """The ids at these positions, as far as they are there. Numbers of entries have gaps."""
+        """The ids at these positions, as far as they are there, and the very first one.
+
+        Numbers of entries have gaps.
+        """
         found: dict[int, str] = {}
+        lowest = self._stored(read(await self.line.ask(self._from(1)))).message
+        if lowest is not None:
+            found[lowest.position] = lowest.id
         seq = await self._seq_of(first, end)
         while seq <= end.tail_seq:
             window = range(seq, min(seq + WINDOW, end.tail_seq + 1))
@@ -308,8 +318,7 @@ class Stream:
         low, high = 1, end.tail_seq
         while low < high:
             middle = (low + high) // 2
-            which = {"seq": middle, "next_by_subj": self.subject}
-            there = self._stored(read(await self.line.ask(self._get(which))))
+            there = self._stored(read(await self.line.ask(self._from(middle))))
             if there.message is None or there.message.position < position:
                 low = max(middle, there.seq) + 1
             else:

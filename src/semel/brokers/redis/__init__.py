@@ -33,6 +33,7 @@ from semel.messages import (
     Forked,
     Full,
     GroupBacklog,
+    Message,
     Receipt,
     Refused,
     Tail,
@@ -165,33 +166,26 @@ class RedisBroker:
     async def _append_rest(self, stream: Stream, batch: Batch, tail: Tail) -> Receipt:
         """The stream has more than the batch follows: an earlier call has added the beginning."""
         old = [message for message in batch.messages if message.position <= tail.position]
-        new = batch.messages[len(old) :]
-        if old and old[-1].position == tail.position:
-            if tail.id and tail.id != old[-1].id:
-                return Forked(tail)
-        elif new:
-            return Forked(tail)  # the outbox has nothing where the stream has its tail
-        elif old:
-            return await self._compare(stream, batch, tail)
+        there = await self._there(stream, old) if old else {}
+        new = rules.behind_the_tail(batch.messages, tail, lambda _first, _last: there)
+        if isinstance(new, Forked):
+            return new
         if not new:
             return Taken(0)
         rest = replace(batch, follows=Tail(tail.position, old[-1].id), messages=new)
         words, _, _ = write(new, self._mode, self._most)
         return await self._append(stream, rest, words)
 
-    async def _compare(self, stream: Stream, batch: Batch, tail: Tail) -> Receipt:
-        """The whole batch lies before the tail. If its last message is there, so are the others.
+    async def _there(self, stream: Stream, messages: Sequence[Message]) -> Mapping[int, str]:
+        """The ids at the messages' positions and at the first one there is.
 
-        What is not there was trimmed, if it lies before the first entry and the stream is ours. If
-        not, it was never published: to say otherwise would lose it.
+        Where nobody knows how the stream ends, nobody knows what was trimmed either: then nothing
+        counts as trimmed.
         """
-        last = batch.messages[-1]
-        entry, first, is_ours = await self._link.ask(stream.call(scripts.FIND, last.position))
-        if entry is not None:
-            found = event_id(entry)
-            return Taken(0) if found == last.id else Forked(Tail(last.position, found))
-        trimmed = first is None or last.position < position_of(first)
-        return Taken(0) if is_ours and trimmed else Forked(tail)
+        between = messages[0].position, messages[-1].position
+        entries, first, is_ours = await self._link.ask(stream.call(scripts.FIND, *between))
+        there = {position_of(entry[0]): event_id(entry) for entry in (*first, *entries)}
+        return there if is_ours else {0: "", **there}
 
     def _strange(self, stream: Stream, position: int) -> Forked:
         log.error(
