@@ -5,7 +5,8 @@ headers or fields, and the payload alone as the body. What an outbox row has bey
 travels as extension attributes: `position`, `seq`, `topic`, `tenant`, `aggregatetype`,
 `aggregateid`, and `headers`, which is JSON. Numbers among them are texts, for an Integer of
 CloudEvents has 32 bits. `traceparent` and `tracestate` are attributes of their own besides,
-because that is where others look for them.
+because that is where others look for them. `semelrefused` is there for a stand-in only, whose data
+is null.
 
 The payload is written into the document as it is: it is JSON already, and stays so to the byte.
 """
@@ -40,6 +41,9 @@ STRUCTURED = "application/cloudevents+json; charset=utf-8"
 SPEC = "1.0"
 SOURCE = "/semel/outbox"
 
+# Why a broker would not have the event that this one stands for.
+REFUSED = "semelrefused"
+
 # What is looked for by others under its own name.
 TRACE = ("traceparent", "tracestate")
 
@@ -62,10 +66,11 @@ def to_json(message: Message) -> str:
     id = _quoted(m.aggregate_id)
     seq = "" if m.seq is None else f',"seq":"{m.seq}"'
     headers = _headers_json(m.headers) if m.headers else ""
+    refused = f',"{REFUSED}":{_quoted(m.refused)}' if m.refused else ""
     return (
         f'{{"specversion":"1.0","id":{_quoted(m.id)}{before}{id[1:]},"time":"{_stamp(m.time)}"'
         f',"datacontenttype":"application/json","position":"{m.position}"{seq}{behind}{id}'
-        f'{headers},"data":{m.payload}}}'
+        f'{headers}{refused},"data":{m.payload}}}'
     )
 
 
@@ -176,6 +181,8 @@ def to_binary(message: Message) -> tuple[dict[str, str], bytes]:
     if m.headers:
         attributes |= _lifted(m.headers)
         attributes["headers"] = _headers_text(m.headers)
+    if m.refused:
+        attributes[REFUSED] = m.refused
     return attributes, m.payload.encode()
 
 
@@ -210,6 +217,7 @@ def _message(found: Mapping[str, Any], payload: str) -> Message:
         _moment(_text(found, "time")),
         _headers(found),
         _needed(found, "source"),
+        _text(found, REFUSED),
     )
 
 

@@ -71,6 +71,9 @@ class Message:
     `position` is its place in its shard: it grows, and never belongs to another event. `seq` is
     its number within tenant, topic and aggregate, without gaps; None when nobody asked for order.
     `payload` is JSON, to the byte as it was written.
+
+    `refused` says why a broker would not have it. Then this is a stand-in: the same in all else,
+    with `null` for its payload.
     """
 
     position: int
@@ -85,6 +88,7 @@ class Message:
     time: datetime
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     source: str = ""
+    refused: str = ""
 
     @property
     def data(self) -> Any:

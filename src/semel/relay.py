@@ -12,6 +12,10 @@ and every inbox by its number.
 A topic that cannot take more gets a lane of its own, behind the others, so that it holds up nobody
 else; and so does a topic whose broker has lost its tail: its lane begins where the broker ends, and
 what was lost is published again.
+
+For an event that the broker refuses, such as one that is too large for it, a stand-in is published:
+the same, without its payload. The easy mistake is to leave the event out: an empty place is how a
+database shows that it was brought back from an older copy.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from semel.circuit import Circuit
+from semel.cloudevents import is_clean
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.messages import (
@@ -67,6 +72,9 @@ COMPARE_EVERY_S = 10.0
 FULL_S = 0.05
 MOST_FULL_S = 1.0
 
+# What a stand-in tells of why: enough for people, and small enough for any broker.
+WHY_CHARS = 500
+
 # Topics of `semel doctor`: their aggregate type is the name of the relays that are examined. On the
 # brokers of other names nobody would read them, and nothing of them could ever be trimmed.
 CANARY = "semel.canary."
@@ -78,6 +86,7 @@ OUTAGE = (BrokerUnavailableError, StoreUnavailableError)
 class RelayStatus:
     """What a relay is doing, for people and probes.
 
+    `refused` counts the events that were published as stand-ins, because the broker refused them.
     `held` says why a topic lags behind, and `stopped` why a shard stands still until people decide.
     `turning` is False when it has not done anything for so long that only a restart can help.
     """
@@ -88,6 +97,7 @@ class RelayStatus:
     members: int = 0
     published: int = 0
     repeated: int = 0
+    refused: int = 0
     swept: int = 0
     outage: str = ""
     held: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -146,7 +156,7 @@ class Relay:
         self._waiting: dict[asyncio.Event, None] = {}
         """Who waits for news, in the order they came."""
         self._fault: Exception | None = None
-        self.counts = {"published": 0, "repeated": 0, "swept": 0}
+        self.counts = {"published": 0, "repeated": 0, "refused": 0, "swept": 0}
         self.held: dict[tuple[int, str], str] = {}
         self.stopped: dict[int, str] = {}
 
@@ -319,6 +329,8 @@ class _Shard:
         """The page behind the one that is being published, and how far it may go."""
         self._again_at: dict[str, tuple[float, float]] = {}
         """By topic that is full: when to ask again, and the pause after that."""
+        self._told_to: dict[str, int] = {}
+        """By topic: up to where it was told what the broker has refused."""
         self._compared_at = -COMPARE_EVERY_S
 
     async def run(self) -> None:
@@ -453,27 +465,58 @@ class _Shard:
 
     async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
         follows = self._cursor.tails.get(topic) or await self._left_there(topic, messages[0])
-        if not self._hold.live:
-            raise _PutDownError
-        batch = Batch(topic, self._hold.shard, self._hold.fence, follows, messages)
-        receipt = await self._broker.publish(batch)
-        match receipt:
-            case Taken(added):
-                self._relay.counts["published"] += added
-                self._relay.counts["repeated"] += len(messages) - added
-                self._again_at.pop(topic, None)
-                return _Sent(topic, Tail(messages[-1].position, messages[-1].id))
-            case Behind(tail):
-                return await self._rewound(topic, follows, tail)
-            case Full(_, why):
-                self._hold_back(topic, why)
-                return _Sent(topic, follows, messages[0].position - 1)
-            case Fenced(fence):
-                raise _LostError(f"a later owner (fence {fence}) has published")
-            case Forked(tail):
-                raise _ForkedError(self._fork(topic, tail))
-            case Refused(message, why):
-                return self._refused(topic, messages, message, why)
+        while True:
+            if not self._hold.live:
+                raise _PutDownError
+            batch = Batch(topic, self._hold.shard, self._hold.fence, follows, messages)
+            receipt = await self._broker.publish(batch)
+            match receipt:
+                case Taken(added):
+                    self._took(topic, messages, added)
+                    self._again_at.pop(topic, None)
+                    return _Sent(topic, _end_of(messages, follows))
+                case Behind(tail):
+                    return await self._rewound(topic, follows, tail)
+                case Full(_, why):
+                    self._hold_back(topic, why)
+                    return _Sent(topic, follows, messages[0].position - 1)
+                case Fenced(fence):
+                    raise _LostError(f"a later owner (fence {fence}) has published")
+                case Forked(tail):
+                    raise _ForkedError(self._fork(topic, tail))
+                case Refused(refused, why):
+                    before = [each for each in messages if each.position < refused.position]
+                    event, *behind = messages[len(before) :]
+                    self._took(topic, before, len(before))
+                    follows = _end_of(before, follows)
+                    if event.refused:
+                        self._hold_back(topic, _impossible(event, why))
+                        return _Sent(topic, follows, event.position - 1)
+                    messages = [_stand_in(event, why), *behind]
+
+    def _took(self, topic: str, messages: Sequence[Message], added: int) -> None:
+        self._relay.counts["published"] += added
+        self._relay.counts["repeated"] += len(messages) - added
+        for message in messages:
+            if message.refused and message.position > self._told_to.get(topic, 0):
+                self._told_to[topic] = message.position
+                self._say_refused(message)
+
+    def _say_refused(self, message: Message) -> None:
+        self._relay.counts["refused"] += 1
+        log.error(
+            "semel: %s: the broker refuses event %s (%s) of %s/%s in %s: %s. Published without its "
+            "payload, it is parked, and its aggregate behind it. Take the payload from "
+            "event_outbox before it is swept, and give it to each group with `semel parked edit` "
+            "and `semel parked replay`",
+            self._relay.name,
+            message.id,
+            message.type,
+            message.aggregate_type,
+            message.aggregate_id,
+            self._called(message.topic),
+            message.refused,
+        )
 
     async def _left_there(self, topic: str, first: Message) -> Tail:
         """What to follow in a topic that this shard has never published to.
@@ -493,15 +536,6 @@ class _Shard:
         if any(message.id != tail.id for message in page.messages):
             raise _ForkedError(self._fork(topic, tail))
         return _Sent(topic, tail, tail.position, had)
-
-    def _refused(
-        self, topic: str, messages: Sequence[Message], refused: Message, why: str
-    ) -> _Sent:
-        self._hold_back(topic, f"the broker refuses event {refused.id}: {why}")
-        before = [message for message in messages if message.position < refused.position]
-        last = self._cursor.tails.get(topic, Tail())
-        tail = Tail(before[-1].position, before[-1].id) if before else last
-        return _Sent(topic, tail, refused.position - 1)
 
     def _fork(self, topic: str, tail: Tail) -> str:
         there = f"another event ({tail.id})" if tail.id else "no event, or another one,"
@@ -574,6 +608,21 @@ class _Shard:
         for shard, topic in list(self._relay.held):
             if shard == self._hold.shard:
                 del self._relay.held[shard, topic]
+
+
+def _end_of(messages: Sequence[Message], before: Tail) -> Tail:
+    return Tail(messages[-1].position, messages[-1].id) if messages else before
+
+
+def _stand_in(message: Message, why: str) -> Message:
+    """The same without its payload. An attribute has to be able to hold why."""
+    told = "".join(each if is_clean(each) else " " for each in why[:WHY_CHARS]).strip()
+    return replace(message, payload="null", refused=told or "it did not say why")
+
+
+def _impossible(message: Message, why: str) -> str:
+    told = f"the broker refuses event {message.id} ({message.refused})"
+    return f"{told}, and a stand-in without its payload too: {why}"
 
 
 async def _cut_off(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -268,6 +268,23 @@ def test_a_message_for_people(url):
     assert "number\t3\n" in shown
 
 
+def test_of_a_stand_in_is_shown_what_to_do_until_it_is_done(any_url):
+    url = any_url
+    apply(url, message("large", 1, "null", refused="2 MB, 1 is taken"), message("large", 2))
+    large = ids(url)["large"]
+    assert answer("show", url, large)["head"]["refused"] == "2 MB, 1 is taken"
+    for options in [(), ("--event", "large-1")]:
+        shown = semel_cli("show", url, large, *options).stdout
+        assert "event large-1 came without its payload" in shown
+        assert f"semel parked edit URL {large[:12]} --event large-1 --file FILE" in shown
+        assert f"semel parked replay URL {large[:12]}" in shown
+        assert "event_outbox" in shown
+    assert "without its payload" not in semel_cli("show", url, large, "--event", "large-2").stdout
+    answer("edit", url, large, "--event", "large-1", "--payload", '{"total":1}')
+    assert answer("show", url, large)["head"]["refused"] == ""
+    assert "without its payload" not in semel_cli("show", url, large).stdout
+
+
 def test_what_does_not_fit_is_mentioned(url):
     dead = ids(url)["dead"]
     assert "and 2 more" in semel_cli("show", url, dead, "--limit", "1").stdout

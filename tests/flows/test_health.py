@@ -245,6 +245,7 @@ async def test_a_relay_at_work_is_alive_ready_and_counted(database):
         assert told == {
             ("semel_relay_published_total", "default"): 30,
             ("semel_relay_repeated_total", "default"): 0,
+            ("semel_relay_refused_total", "default"): 0,
             ("semel_relay_swept_total", "default"): 0,
             ("semel_relay_lag_seconds", "default"): 0,
             ("semel_relay_unpublished", "default"): 0,

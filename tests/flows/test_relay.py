@@ -16,20 +16,25 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import redis.asyncio
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from semel import relay as relay_module
+from semel.brokers import NatsBroker, RedisBroker
 from semel.brokers.memory import MemoryBroker
 from semel.cloudevents import from_json
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, SettingsError
+from semel.inbox import MemoryInbox
 from semel.messages import Batch, Full, Message, Receipt, Refused, Tail
 from semel.outbox import Event, Outbox
+from semel.parked import Parked
 from semel.relay import Relay
 from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.outbox_reading import OutboxReader
+from semel.worker import Worker
 
 OUTBOX = Outbox()
 BOTH = ("orders", "bills")
@@ -78,6 +83,9 @@ class Desk:
     def events(self) -> list[tuple[str, ...]]:
         """Everything that was ever committed and is still there: topic, aggregate, seq, id."""
         return self.ask("SELECT topic, aggregate_id, seq, event_id FROM event_outbox")
+
+    def payloads(self) -> list[tuple[str, str]]:
+        return self.ask("SELECT event_id, payload FROM event_outbox")
 
     def close(self) -> None:
         self.engine.dispose()
@@ -130,6 +138,7 @@ class Broker(MemoryBroker):
         self.loses_replies = False
         self.full: set[str] = set()
         self.refuses: set[str] = set()
+        self.most: int | None = None
         self.calls = 0
         self.before: Callable[[Batch], Any] | None = None
 
@@ -142,7 +151,7 @@ class Broker(MemoryBroker):
         if batch.topic in self.full:
             return Full(1, "nobody reads")
         for number, message in enumerate(batch.messages):
-            if message.aggregate_id in self.refuses:
+            if message.aggregate_id in self.refuses or self._is_large(message):
                 some = Batch(
                     batch.topic, batch.shard, batch.fence, batch.follows, batch.messages[:number]
                 )
@@ -152,6 +161,9 @@ class Broker(MemoryBroker):
         if self.loses_replies:
             raise BrokerUnavailableError("no reply")
         return receipt
+
+    def _is_large(self, message: Message) -> bool:
+        return self.most is not None and len(message.payload) > self.most
 
     async def tail(self, topic: str, shard: int) -> Tail:
         if self.down:
@@ -509,7 +521,181 @@ async def test_a_lane_is_remembered_by_whoever_comes_next(desk: Desk) -> None:
         in_order(desk, broker)
 
 
-async def test_an_event_that_is_refused_holds_up_its_topic_and_is_told_of(small: Desk) -> None:
+# --- what the broker refuses --------------------------------------------------------------------
+
+# Fits into an outbox, and with what is around it into neither NATS nor Redis.
+LARGE = "x" * ((1 << 20) - 100)
+
+
+@pytest.fixture(params=["memory", "nats", "redis"])
+async def limited(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """A broker that takes a mebibyte."""
+    if request.param == "memory":
+        broker = Broker()
+        broker.most = 1 << 19
+        yield broker
+    elif request.param == "nats":
+        nats = NatsBroker(request.getfixturevalue("nats_url"))
+        yield nats
+        await nats.aclose()
+    else:
+        url = request.getfixturevalue("redis_url")
+        async with redis.asyncio.Redis.from_url(url) as client:
+            name = "proto-max-bulk-len"
+            before = (await client.config_get(name))[name]
+            await client.config_set(name, 1 << 20)
+            streams = RedisBroker(url)
+            try:
+                yield streams
+            finally:
+                await client.config_set(name, before)
+                await streams.aclose()
+
+
+@contextlib.asynccontextmanager
+async def working(broker: Any, inbox: MemoryInbox) -> AsyncIterator[None]:
+    worker = Worker(broker, "billing", inbox)
+
+    @worker.on(topic="orders")
+    async def handle(message: Message, session: list[Any]) -> None:
+        session.append((message.aggregate_id, message.data["n"]))
+
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        async with asyncio.timeout(20):
+            await running
+
+
+async def given_back(small: Desk, inbox: MemoryInbox) -> None:
+    """What an operator does about the one that waits."""
+    people = Parked(inbox)
+    [waits] = await people.list()
+    assert (waits.head.state, waits.head.why, waits.behind) == ("parked", "poison", 1)
+    assert "the broker refused it" in waits.head.error
+    id = waits.head.message.id
+    found = [payload for event_id, payload in small.payloads() if event_id == id]
+    assert [LARGE in payload for payload in found] == [True]
+    await people.edit(waits.sequence, id, '{"n": 1}')
+    await people.replay(waits.sequence)
+
+
+async def test_an_event_that_is_refused_stops_its_aggregate_until_it_is_given_back(
+    small: Desk, limited: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox = MemoryInbox()
+    large = placed(7, n=1, text=LARGE)
+    async with relaying(small, limited) as relay, working(limited, inbox):
+        await small.commit(placed(1, n=0), large, placed(7, n=2), placed(1, n=3), placed(2, n=4))
+        await until(lambda: inbox.effects == [("1", 0), ("1", 3), ("2", 4)])
+        await given_back(small, inbox)
+        await until(lambda: inbox.effects[3:] == [("7", 1), ("7", 2)])
+        await small.commit(placed(7, n=5))
+        await until(lambda: inbox.effects[5:] == [("7", 5)])
+        assert (relay.status().refused, relay.status().held) == (1, {})
+        assert (relay.counts["published"], relay.counts["repeated"]) == (6, 0)
+    assert caplog.text.count("the broker refuses event") == 1
+    assert "semel parked edit" in caplog.text
+
+
+async def test_who_died_between_a_refusal_and_the_cursor_is_taken_over_from(
+    small: Desk, limited: Any
+) -> None:
+    inbox = MemoryInbox()
+    async with relaying(small, limited) as first, working(limited, inbox):
+        await small.commit(placed(1, n=0))
+        await until(lambda: inbox.effects == [("1", 0)])
+        await until(lambda: first.cursors and "orders" in first.cursors[0].tails)
+        async with frozen(first, "advance"):
+            await small.commit(placed(7, n=1, text=LARGE), placed(7, n=2), placed(1, n=3))
+            await until(lambda: inbox.effects == [("1", 0), ("1", 3)])
+            async with relaying(small, limited) as second:
+                await small.commit(placed(1, n=4))
+                await until(lambda: inbox.effects == [("1", 0), ("1", 3), ("1", 4)])
+                assert second.status().stopped == {}
+                await given_back(small, inbox)
+                await until(lambda: inbox.effects[3:] == [("7", 1), ("7", 2)])
+
+
+async def test_who_died_between_a_refusal_and_its_stand_in_is_taken_over_from(
+    small: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, inbox = Broker(), MemoryInbox()
+    broker.most = 1 << 19
+    died = asyncio.Event()
+
+    async def die(batch: Batch) -> None:
+        if batch.messages[0].refused and not died.is_set():
+            died.set()
+            raise BrokerUnavailableError("gone")
+
+    broker.before = die
+    async with relaying(small, broker) as relay, working(broker, inbox):
+        await small.commit(placed(1, n=0), placed(7, n=1, text=LARGE), placed(7, n=2))
+        await small.commit(placed(1, n=3))
+        await until(lambda: inbox.effects == [("1", 0), ("1", 3)])
+        assert died.is_set()
+        await given_back(small, inbox)
+        await until(lambda: inbox.effects[2:] == [("7", 1), ("7", 2)])
+        assert relay.status().refused == 1
+    assert caplog.text.count("the broker refuses event") == 1
+
+
+async def test_many_refused_events_in_one_batch_each_have_their_stand_in(desk: Desk) -> None:
+    broker = Broker()
+    broker.most = 100
+    async with relaying(desk, broker) as relay:
+        await desk.commit(*(placed(n % 4, n=n, text="x" * 100 * (n % 3)) for n in range(12)))
+        await until(lambda: len(broker.stream()) == 12)
+        await until(lambda: relay.status().refused == 8)
+    in_order(desk, broker)
+    there = {message.id: message for message in broker.stream()}
+    large = [id for id, payload in desk.payloads() if len(payload) > 100]
+    assert sorted(id for id, message in there.items() if message.refused) == sorted(large)
+    assert {there[id].payload for id in large} == {"null"}
+    assert {there[id].refused for id in large} == {"too odd"}
+
+
+async def test_what_is_published_again_after_a_lost_tail_is_refused_again_and_told_once(
+    small: Desk, comparing: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    broker.most = 100
+    async with relaying(small, broker) as relay:
+        await small.commit(placed(1, n=0), placed(7, n=1, text="x" * 200), placed(1, n=2))
+        await until(lambda: len(broker.stream()) == 3)
+        broker.lose(2)
+        await until(lambda: len(broker.stream()) == 3)
+        assert relay.status().refused == 1
+    assert [bool(message.refused) for message in broker.stream()] == [False, True, False]
+    assert caplog.text.count("the broker refuses event") == 1
+
+
+async def test_why_it_was_refused_is_told_whatever_the_broker_says(small: Desk) -> None:
+    class Odd(Broker):
+        async def publish(self, batch: Batch) -> Receipt:
+            receipt = await super().publish(batch)
+            if isinstance(receipt, Refused):
+                why = {"1": "", "2": "\n", "3": "a\x00b\nc" + "x" * 9999}
+                return Refused(receipt.message, why[receipt.message.aggregate_id])
+            return receipt
+
+    broker = Odd()
+    broker.most = 50
+    async with relaying(small, broker):
+        await small.commit(*(placed(n, text="x" * 100) for n in (1, 2, 3)))
+        await until(lambda: len(broker.stream()) == 3)
+    first, second, third = (message.refused for message in broker.stream())
+    assert first == second == "it did not say why"
+    assert third.startswith("a b cxxx")
+    assert len(third) == 500
+
+
+async def test_an_event_that_is_refused_with_its_stand_in_holds_up_its_topic_and_is_told_of(
+    small: Desk,
+) -> None:
     broker = Broker()
     broker.refuses = {"7"}
     async with relaying(small, broker) as relay:

@@ -832,6 +832,65 @@ def test_what_is_no_event_is_parked_alone_and_holds_up_nobody(caplog):
     assert "has what is no event" in caplog.text
 
 
+def stand_in(*args, **more) -> Message:
+    return replace(message(*args, **more), payload="null", refused="it has 2 MB, and I take 1")
+
+
+@pytest.mark.parametrize("how", ["async", "sync", "outside", "of its type"])
+async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it(how):
+    seen: list[Any] = []
+    dead: list[Message] = []
+
+    def handle_sync(message):
+        seen.append((message.aggregate_id, message.data["number"]))
+
+    async def handle(message):
+        handle_sync(message)
+
+    world = World()
+    worker = world.worker(dead_letter="axiom:dead")
+    types = ["case.created"] if how == "of its type" else []
+    register = worker.on(*types, topic=TOPIC, outside=how == "outside")
+    register(handle_sync if how == "sync" else handle)
+    mourner = Worker(world.broker, "mourners", MemoryInbox(), world.store)
+
+    @mourner.on(topic="axiom:dead")
+    async def mourn(message):
+        dead.append(message)
+
+    await world.publish(
+        message(1),
+        stand_in(2),
+        message(3),
+        stand_in(1, case="2", kind="case.archived"),
+        message(2, case="2"),
+        stand_in(1, case="3", seq=False),
+        message(2, case="3", seq=False),
+    )
+    # Of the archived one nobody asked for, nobody misses the payload.
+    asked_for = {"1", "3"} if how == "of its type" else {"1", "2", "3"}
+
+    async def body():
+        await until(lambda: ("3", 2) in seen)
+        await until(lambda: len(dead) == len(asked_for))
+
+    await running(mourner, lambda: running(worker, body))
+    parked = await world.inbox.sequences()
+    waits = {each.head.message.aggregate_id: (each.head.why, each.behind) for each in parked}
+    expected = {"1": ("poison", 1), "2": ("poison", 1), "3": ("poison", 0)}
+    assert waits == {case: expected[case] for case in asked_for}
+    assert seen == [("1", 1), *([] if "2" in asked_for else [("2", 2)]), ("3", 2)]
+    for each in parked:
+        assert (each.head.state, each.head.attempts) == ("parked", 1)
+        assert "the broker refused it: it has 2 MB, and I take 1; its payload is in" in (
+            each.head.error
+        )
+        assert "semel parked edit" in each.head.error
+    assert {each.aggregate_id for each in dead} == asked_for
+    assert {each.headers["semel-refused"] for each in dead} == {"it has 2 MB, and I take 1"}
+    assert await world.pending() == 0
+
+
 def test_what_waits_of_a_topic_nobody_here_reads_is_not_taken_for_done():
     async def main(loop):
         world = World(loop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -47,6 +48,7 @@ PAID = Message(
     source="/shop",
 )
 BARE = Message(1, "1", "t", "orders", "", "order", "1", None, "null", TIME)
+STAND_IN = replace(PAID, payload="null", refused="it has 2000000 bytes, and NATS takes 1048576")
 
 # --- messages as they can come from an outbox ---------------------------------------------------
 
@@ -102,6 +104,7 @@ messages = st.builds(
         st.sampled_from(["traceparent", "tracestate"]) | texts, texts, max_size=4
     ),
     source=st.just("") | names,
+    refused=st.just("") | names,
 )
 
 
@@ -188,7 +191,7 @@ def test_what_the_sdk_writes_is_read() -> None:
     assert read.headers == {"tracestate": "a=1"}
 
 
-@pytest.mark.parametrize("message", [PAID, BARE], ids=["paid", "bare"])
+@pytest.mark.parametrize("message", [PAID, BARE, STAND_IN], ids=["paid", "bare", "stand-in"])
 def test_attributes_are_of_the_types_that_the_specification_has(message: Message) -> None:
     document = json.loads(to_json(message))
     data = document.pop("data")
@@ -200,6 +203,18 @@ def test_attributes_are_of_the_types_that_the_specification_has(message: Message
         assert is_clean(text)
     assert document == to_binary(message)[0]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", document["time"])
+
+
+def test_a_stand_in_says_why_it_was_refused_and_has_no_data() -> None:
+    document = json.loads(to_json(STAND_IN))
+    assert (document["semelrefused"], document["data"]) == (STAND_IN.refused, None)
+    attributes, body = to_binary(STAND_IN)
+    assert (attributes["semelrefused"], body) == (STAND_IN.refused, b"null")
+    assert from_json(to_json(STAND_IN)) == from_binary(attributes, b"") == STAND_IN
+    assert "semelrefused" not in to_json(PAID)
+    assert "semelrefused" not in to_binary(PAID)[0]
+    event = of_sdk(STAND_IN)
+    assert (event.get_extension("semelrefused"), event.get_data()) == (STAND_IN.refused, None)
 
 
 def test_media_types_are_those_of_the_specification() -> None:

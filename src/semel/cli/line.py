@@ -127,7 +127,7 @@ def _state(status: RelayStatus | WorkerStatus) -> tuple[Any, ...]:
     """What people want to hear of when it changes."""
     state = (status.owned, status.members, bool(status.outage))
     if isinstance(status, RelayStatus):
-        return (*state, tuple(status.held), tuple(status.stopped))
+        return (*state, status.refused, tuple(status.held), tuple(status.stopped))
     return state
 
 
@@ -142,6 +142,7 @@ def _told(report: Report, rate: float) -> str:
     said = [f"{len(status.owned)} of {status.shards} shards"]
     if isinstance(status, RelayStatus):
         said += [f"{status.published:,} published", f"{rate:,.0f}/s", *_behind(report)]
+        said += [f"{status.refused:,} refused"] if status.refused else []
         said += [f"{topic} waits" for topic in status.held]
     else:
         held = sum(topic.held for topic in status.topics.values())

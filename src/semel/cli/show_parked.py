@@ -48,6 +48,7 @@ def message_json(row: ParkedMessage) -> Json:
         "parked_at": iso(row.parked_at),
         "due_at": iso(row.due_at),
         "edited": row.edited,
+        "refused": row.message.refused,
         "headers": dict(row.message.headers),
         "payload": row.message.payload,
     }
@@ -159,6 +160,21 @@ def print_sequence(found: ParkedSequence, messages: Sequence[ParkedMessage]) -> 
     show.print_table(MESSAGE_COLUMNS, [_message_row(each) for each in messages])
     if left := found.behind + 1 - len(messages):
         show.print_line(f"and {left} more; --limit shows more of them")
+    _print_refused(messages)
+
+
+def _print_refused(messages: Sequence[ParkedMessage]) -> None:
+    """What to do about stand-ins."""
+    for row in messages:
+        if not row.message.refused:
+            continue
+        sequence, id = row.sequence.hex()[:SHORT], row.message.id
+        show.print_line(
+            f"event {id} came without its payload, for the broker refused it: "
+            f"{row.message.refused}. Its row in event_outbox has it until it is swept. Give it "
+            f"back with `semel parked edit URL {sequence} --event {id} --file FILE`, and then "
+            f"`semel parked replay URL {sequence}`"
+        )
 
 
 def _message_row(row: ParkedMessage) -> list[str]:
@@ -190,11 +206,13 @@ def print_message(row: ParkedMessage) -> None:
             ("waits since", show.when(row.parked_at)),
             ("due", show.when(row.due_at) if row.due_at else ""),
             ("edited", f"{row.edited} times" if row.edited else ""),
+            ("refused", message.refused),
             *((f"header {name}", text) for name, text in message.headers.items()),
             ("payload", message.payload),
         ]
         if text
     )
+    _print_refused([row])
 
 
 def print_audit(found: Sequence[Audit]) -> None:

@@ -114,6 +114,12 @@ RELAY = (
         counts=True,
     ),
     _Told(
+        "semel_relay_refused",
+        "Events the broker refused, published without their payload.",
+        _one(lambda s: s.refused),
+        counts=True,
+    ),
+    _Told(
         "semel_relay_swept",
         "Published events deleted from the outbox.",
         _one(lambda s: s.swept),

@@ -406,7 +406,7 @@ def _edited(view: View, event_id: str, payload: str) -> Change:
     if row is None:
         raise _not_there(view, event_id)
     _check_json(payload)
-    message = replace(row.message, payload=payload)
+    message = replace(row.message, payload=payload, refused="")
     keep = replace(row, message=message, edited=row.edited + 1)
     told = f"gives {_named(row)} another payload"
     return Change(told, row, keep=keep, before=row.message.payload, after=payload)

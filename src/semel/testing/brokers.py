@@ -76,6 +76,7 @@ ODD: dict[str, dict[str, Any]] = {
     "nested payload": {"payload": '{"a":[[{"data":{"b":[1,2.50,-0,1e3,null,true]}}]]}'},
     "payload that looks like an envelope": {"payload": '{"specversion":"1.0","data":{"id":"x"}}'},
     "payload null": {"payload": "null"},
+    "a stand-in": {"payload": "null", "refused": 'über 1 MB, "zu groß" (100 %)'},
     "payload text": {"payload": '"text"'},
     "large numbers": {"payload": "12345678901234567890123", "seq": 2**62},
     "quotes everywhere": {"id": 'a"b\\c', "aggregate_type": "o'r\"d,er", "source": "/a b"},
@@ -204,7 +205,7 @@ class BrokerContract:
             assert receipt == Taken(1)
             assert [d.message for d in await self.reads(consumer, 1)] == [large]
 
-    async def test_a_message_that_cannot_be_written_is_refused_and_the_others_go_on(
+    async def test_a_message_that_cannot_be_written_is_refused_and_a_stand_in_takes_its_place(
         self, broker: Broker, topic: str
     ) -> None:
         """A lone surrogate, which Python keeps in a text and no encoding has."""
@@ -219,12 +220,20 @@ class BrokerContract:
         assert isinstance(receipt, Refused), receipt
         assert receipt.message == odd
         assert receipt.why
-        assert await sender.publish([last], Tail(first.position, first.id)) == Taken(1)
-        self.sees(await self.reads(consumer, 2), broker.features, 1, 3)
-        # The relay dies; the next one begins before both, and leaves out what was refused.
-        again = await sender.publish([first, last], Tail())
+        stand_in = replace(odd, payload="null", refused=receipt.why)
+        follows = Tail(first.position, first.id)
+        assert await sender.publish([stand_in, last], follows) == Taken(2)
+        found = await self.reads(consumer, 3)
+        self.sees(found, broker.features, 1, 2, 3)
+        assert [d.message for d in found if d.message and d.message.refused] == [stand_in]
+        # The relay dies; the next one begins before all three, with the event itself.
+        again = await sender.publish([first, odd, last], Tail())
+        if isinstance(again, Refused):
+            assert again.message == odd
+            again = await sender.publish([stand_in, last], follows)
         assert isinstance(again, Taken)
         if broker.features.dedups != "none":
+            assert again.added == 0
             assert await self.reads_all(consumer) == []
 
     async def test_an_entry_that_is_no_event_is_handed_out_as_such(

@@ -860,6 +860,30 @@ class InboxContract:
         assert (audits[2].before, audits[2].after) == ('{"n": 1}', '{"n": 99}')
         assert "typo" in audits[2].note
 
+    async def test_a_stand_in_is_one_until_it_is_given_a_payload(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        stand_in = message(1, payload="null", refused='too large: "1 MB"', source="/shop")
+        handler.fails[stand_in.id] = PoisonError("it has no payload")
+        assert endings(await inbox.apply(consumer, [stand_in, message(2)], handler)) == [
+            "poison",
+            "behind",
+        ]
+        people, sequence = Parked(inbox), (await self.only(inbox, consumer)).sequence
+        await people.replay(sequence)
+        assert await self.due(inbox, consumer, handler) == ["1 poison"]
+        assert [each.message.refused for each in await people.show(sequence)] == [
+            stand_in.refused,
+            "",
+        ]
+        assert (await self.only(inbox, consumer)).head.message == stand_in
+        await people.edit(sequence, stand_in.id, '{"n": 1}')
+        given = replace(stand_in, payload='{"n": 1}', refused="")
+        assert (await self.only(inbox, consumer)).head.message == given
+        handler.fails.clear()
+        await people.replay(sequence)
+        assert await self.due(inbox, consumer, handler) == ["1 applied", "2 applied"]
+
     async def test_skip_goes_on_without_the_first(
         self, inbox: Any, consumer: str, handler: Handler
     ) -> None:

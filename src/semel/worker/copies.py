@@ -53,9 +53,13 @@ class Copies:
         }
         if message.seq is not None:
             told["semel-seq"] = str(message.seq)
-        # Without its number: here it has no predecessor, and nobody should wait for one.
+        if message.refused:
+            told["semel-refused"] = message.refused
+        headers = {**message.headers, **told}
+        # Without its number: here it has no predecessor, and nobody should wait for one. And no
+        # stand-in: it is for whoever is to hear of it, and would be parked here too.
         self._waiting.append(
-            replace(message, topic=self._topic, seq=None, headers={**message.headers, **told})
+            replace(message, topic=self._topic, seq=None, headers=headers, refused="")
         )
 
     async def send(self) -> None:

@@ -2,7 +2,8 @@
 
 `Handlers` is what a worker hands to its inbox: called with a message and the inbox's session, it
 lets the message have its effect. A message of a type that nobody asked for does nothing, and that
-counts: the next one of its sequence may come.
+counts: the next one of its sequence may come. A stand-in, which has no payload, is for people: no
+function sees it.
 
 An effect outside the database is run through the guard, under a key made of the group and the
 message's id. The easy mistake is to give such a handler the inbox's session as well: the guard
@@ -82,9 +83,7 @@ class Handlers:
 
     def find(self, message: Message) -> Handler | None:
         named = self._by_name.get((message.topic, message.type))
-        if named is not None:
-            return named
-        if message.type == UNREADABLE:
+        if named is None and message.type == UNREADABLE:
             raise PoisonError(message.data["problem"])
         if message.topic not in self._colours:
             # It waits since somebody had a handler for it; another version of us may have one.
@@ -92,7 +91,13 @@ class Handlers:
                 f"no worker of group {self._group!r} here reads topic {message.topic!r}, to which "
                 f"event {message.id} belongs; give it a handler, or skip it"
             )
-        return self._by_name.get((message.topic, None))
+        found = named or self._by_name.get((message.topic, None))
+        if found is not None and message.refused:
+            raise PoisonError(
+                f"the broker refused it: {message.refused}; its payload is in event_outbox until "
+                "it is swept: give it back with `semel parked edit`, then replay"
+            )
+        return found
 
     def __call__(self, message: Message, session: Any) -> Awaitable[None] | None:
         handler = self.find(message)

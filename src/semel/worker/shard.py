@@ -306,11 +306,11 @@ class _Lane:
     def _message(self, delivery: Delivery) -> Message:
         message = delivery.message
         if message is None:
-            return self._stand_in(delivery)
+            return self._unreadable(delivery)
         # What somebody else published may not say where.
         return message if message.topic == self._topic else replace(message, topic=self._topic)
 
-    def _stand_in(self, delivery: Delivery) -> Message:
+    def _unreadable(self, delivery: Delivery) -> Message:
         """For what is no event of ours: nobody can handle it, so it is parked, alone."""
         worker = self._worker
         worker.count_unreadable(self._topic)

@@ -526,7 +526,7 @@ def _message(stored: Mapping[str, Any], parked_at: datetime) -> tuple[Message, s
         return from_json(v["message"]), ""
     except NotAnEventError as error:
         problem = f"table event_parked, id {v['id']}: the message cannot be read: {error}"
-    stand_in = Message(
+    told = Message(
         position=int(v["position"]),
         id=original_text(v["event_id"]),
         type=original_text(v["event_type"]),
@@ -538,7 +538,7 @@ def _message(stored: Mapping[str, Any], parked_at: datetime) -> tuple[Message, s
         payload=json.dumps(v["message"]),
         time=parked_at,
     )
-    return stand_in, problem
+    return told, problem
 
 
 def _sequence(stored: Sequence[Any], dialect: Dialect) -> ParkedSequence:
