@@ -53,21 +53,22 @@ class Client:
     """One process: waits to be told a kind and a time, and tells how many it committed."""
 
     def __init__(self, url: str, number: int) -> None:
-        engine = sa.create_engine(with_driver(parse(url), "sync"), pool_size=1)
-        self._session = Session(engine)
+        # One engine each: where an outbox is, it listens.
+        self._sessions = {kind: _session(url) for kind in KINDS}
         self._outbox = Outbox(routes={"order.placed": "orders"})
         self._chance = random.Random(number)
         self._number = number
 
     def produce(self, kind: Kind, seconds: float) -> int:
+        session = self._sessions[kind]
         made, until = 0, time.perf_counter() + seconds
         while time.perf_counter() < until:
             item = self._chance.randrange(ITEMS)
-            self._session.execute(ORDER, {"item": item, "total": made, "note": NOTE})
-            self._session.execute(STOCK, {"item": item})
+            session.execute(ORDER, {"item": item, "total": made, "note": NOTE})
+            session.execute(STOCK, {"item": item})
             if kind != "bare":
-                self._outbox.add(self._session, self._event(made, kind))
-            self._session.commit()
+                self._outbox.add(session, self._event(made, kind))
+            session.commit()
             made += 1
         return made
 
@@ -79,6 +80,10 @@ class Client:
             payload={"note": NOTE},
             ordered=kind == "event",
         )
+
+
+def _session(url: str) -> Session:
+    return Session(sa.create_engine(with_driver(parse(url), "sync"), pool_size=1))
 
 
 def _serve(url: str, number: int, pipe: Any) -> None:

@@ -28,7 +28,8 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
@@ -104,7 +105,17 @@ class Outbox:
 
         entry = self._entry(event)
         collect(session, entry)
-        return replace(event, topic=entry.topic, id=entry.event_id)
+        return Event(
+            event.type,
+            event.aggregate_type,
+            event.aggregate_id,
+            event.payload,
+            entry.topic,
+            event.tenant,
+            event.headers,
+            entry.event_id,
+            event.ordered,
+        )
 
     def _entry(self, event: Event) -> Entry:
         from semel.stores.sql.outbox_writing import Entry, counter_of
@@ -113,7 +124,7 @@ class Outbox:
             raise SettingsError(f"add() takes an Event, not a {type(event).__name__}")
         tenant = "" if event.tenant == "" else _name("a tenant", event.tenant)
         topic = self._topic(event)
-        aggregate_type = _name("an aggregate_type", event.aggregate_type)
+        aggregate_type = _known("an aggregate_type", event.aggregate_type)
         aggregate_id = _name("an aggregate_id", _written(event.aggregate_id))
         return Entry(
             counter=counter_of(tenant, topic, aggregate_type, aggregate_id),
@@ -122,7 +133,7 @@ class Outbox:
             aggregate_type=aggregate_type,
             aggregate_id=aggregate_id,
             event_id=_new_id() if event.id is None else _name("an id", _written(event.id)),
-            event_type=_name("a type", event.type),
+            event_type=_known("a type", event.type),
             payload=self._payload(event),
             headers=_headers(event),
             ordered=event.ordered,
@@ -137,7 +148,7 @@ class Outbox:
                 f"nothing says where events of type {event.type!r} go; give Event(topic=...), or "
                 f"Outbox(routes={{{event.type!r}: ...}})"
             )
-        return _name("a topic", topic)
+        return _known("a topic", topic)
 
     def _payload(self, event: Event) -> str:
         text = _json_text(event)
@@ -167,6 +178,14 @@ def _name(what: str, given: Any) -> str:
     if len(text.encode()) > NAME_BYTES:
         raise SettingsError(f"{what} has at most {NAME_BYTES} bytes: {text[:40]!r}...")
     return text
+
+
+_seen = lru_cache(maxsize=1024)(_name)
+
+
+def _known(what: str, given: Any) -> str:
+    """`_name` for names that an application has few of."""
+    return _seen(what, given) if type(given) is str else _name(what, given)
 
 
 def _written(id: Any) -> Any:

@@ -136,11 +136,20 @@ def test_an_event_that_comes_too_late_for_its_commit_is_refused(shop):
     with Session(shop.engine) as session:
         session.execute(CHARGE)
         OUTBOX.add(session, numbered(1))
-        connection = session.connection()
-        event.listen(connection, "commit", lambda late: OUTBOX.add(late, numbered(2)))
+        event.listen(shop.engine, "commit", lambda late: OUTBOX.add(late, numbered(2)))
         with pytest.raises(SettingsError, match="Add it before"):
             session.commit()
     assert (shop.charges(), shop.told()) == (0, [])
+
+
+def test_an_event_of_a_listener_on_the_connection_is_in_time(shop):
+    with Session(shop.engine) as session:
+        session.execute(CHARGE)
+        OUTBOX.add(session, numbered(1))
+        connection = session.connection()
+        event.listen(connection, "commit", lambda late: OUTBOX.add(late, numbered(2)))
+        session.commit()
+    assert (shop.charges(), shop.told()) == (1, ["1", "2"])
 
 
 # --- commits that are none ----------------------------------------------------------------------

@@ -141,7 +141,11 @@ DIALECTS: dict[str, type[Dialect]] = {
 }
 
 
-def dialect_named(name: str, paramstyle: str = "qmark") -> Dialect:
+def refuse_unknown(name: str) -> None:
     if name not in DIALECTS:
         raise SettingsError(f"{name} is not supported; use PostgreSQL, MariaDB, MySQL or SQLite")
+
+
+def dialect_named(name: str, paramstyle: str = "qmark") -> Dialect:
+    refuse_unknown(name)
     return DIALECTS[name](paramstyle)

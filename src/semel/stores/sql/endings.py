@@ -80,9 +80,9 @@ def _has_failed(connection: sa.Connection) -> bool:
     if connection.dialect.name != "postgresql":
         return False
     driver: Any = connection.connection.driver_connection
-    info = getattr(driver, "info", None)
-    if info is not None:  # psycopg, psycopg2: it is known without asking
-        return bool(info.transaction_status == FAILED)
+    known = getattr(driver, "pgconn", None) or getattr(driver, "info", None)
+    if known is not None:  # psycopg, psycopg2: it is known without asking
+        return bool(known.transaction_status == FAILED)
     try:
         connection.exec_driver_sql("SELECT 1")
     except exc.DBAPIError:

@@ -8,12 +8,14 @@ keep its pools, its dialects and its knowledge of drivers.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from semel.stores.sql.dialects import Dialect
@@ -190,7 +192,38 @@ class BoundLink(_OneByOne):
         return [tuple(row) for row in self._run(statement, params).all()]
 
     async def change(self, statement: str, params: Params = ()) -> int:
+        if _is_direct(self._connection):
+            return self._change(self.dialect.say(statement), params)
         return self._run(statement, params).rowcount
+
+    def _change(self, said: str, params: Params) -> int:
+        driver: Any = self._connection.connection.driver_connection
+        dbapi: Any = self._connection.dialect.loaded_dbapi
+        try:
+            return int(driver.execute(said, params).rowcount)
+        except dbapi.Error as error:
+            # As SQLAlchemy has it: whoever repeats a transaction knows by the class when to.
+            raise exc.DBAPIError.instance(said, tuple(params), error, dbapi.Error) from error
+
+
+def _is_direct(connection: sa.Connection) -> bool:
+    """May a statement go to psycopg without SQLAlchemy? Where nobody wants to hear of statements.
+
+    To make a context and a result for it takes longer than to send it.
+    """
+    dialect: Any = connection.dialect
+    heard: Any = connection.dispatch
+    return (
+        dialect.driver == "psycopg"
+        and not dialect.is_async
+        and not (heard.before_cursor_execute or heard.after_cursor_execute)
+        and not dialect.dispatch.handle_error
+        and not _LOG.isEnabledFor(logging.INFO)
+        and not connection.engine.echo
+    )
+
+
+_LOG = logging.getLogger("sqlalchemy.engine.Engine")
 
 
 class AsyncBoundLink(_OneByOne):

@@ -34,7 +34,7 @@ from sqlalchemy.util import concurrency
 from semel.colour import run
 from semel.errors import SettingsError
 from semel.stores.sql.bound import Session, bound_link, refuse_autocommit
-from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.dialects import refuse_unknown
 from semel.stores.sql.endings import refuse_lost, take_back, watch_losses
 from semel.stores.sql.faults import Fault, NoTableError, fault_of
 from semel.stores.sql.outbox_bell import ring
@@ -176,7 +176,7 @@ def _list_of(transaction: RootTransaction, connection: sa.Connection) -> list[He
 
 
 def _refuse_transaction(transaction: RootTransaction, connection: sa.Connection) -> None:
-    dialect_named(connection.dialect.name)
+    refuse_unknown(connection.dialect.name)
     refuse_autocommit(connection)
     if isinstance(transaction, TwoPhaseTransaction):
         raise _two_phases()
@@ -205,14 +205,17 @@ def _number(savepoint: str) -> int:
 
 
 def _listen(connection: sa.Connection) -> None:
-    """On this connection only: who has no events pays nothing, and nobody else is listening in."""
-    if not event.contains(connection, "commit", _commit):
-        event.listen(connection, "rollback_savepoint", _rollback_savepoint)
-        event.listen(connection, "commit", _commit)
+    """On the engine, once: a session has a new Connection for each transaction.
+
+    To listen on each of those takes as long as to write an event.
+    """
+    engine = connection.engine
+    if not event.contains(engine, "commit", _commit):
+        event.listen(engine, "rollback_savepoint", _rollback_savepoint)
+        event.listen(engine, "commit", _commit)
         watch_losses(connection)
-        pool = connection.engine.pool
-        if not event.contains(pool, "checkin", _given_back):
-            event.listen(pool, "checkin", _given_back)
+        if not event.contains(engine.pool, "checkin", _given_back):
+            event.listen(engine.pool, "checkin", _given_back)
 
 
 def _waiting_on(connection: sa.Connection) -> list[Held]:
@@ -227,7 +230,9 @@ def _taken_from(connection: sa.Connection) -> list[Entry]:
     waiting.clear()
     if (transaction := connection.get_transaction()) is not None:
         _committing.add(transaction)
-    return [held.entry for held in sorted(standing, key=attrgetter("place"))]
+    if len(standing) > 1:
+        standing.sort(key=attrgetter("place"))
+    return [held.entry for held in standing]
 
 
 def _rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:

@@ -268,11 +268,15 @@ def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[str]:
     return [SEPARATOR.join([NOTHING if v is None else str(v) for v in c]) for c in columns]
 
 
+# One event's names, given once and used for the counter and for the row.
+_AGGREGATE = ("id", "tenant_id", "topic", "aggregate_type", "aggregate_id")
+NAMES_ALONE = (*_AGGREGATE, "event_id", "event_type", "payload", "headers")
+
 INSERT_ALONE = f"""
-INSERT INTO event_outbox ({", ".join(name for name in ROW if name != "seq")}, seq, created_at)
-SELECT ?::int2, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, ?::text, {{seq}},
+INSERT INTO event_outbox (shard, {", ".join(NAMES_ALONE[1:])}, seq, created_at)
+SELECT get_byte(e.id, 0), {", ".join(f"e.{name}" for name in NAMES_ALONE[1:])}, {{seq}},
     clock_timestamp()
-FROM locked"""
+FROM locked, e"""
 
 
 @lru_cache
@@ -309,17 +313,21 @@ class PostgresWords:
 
     # Whatever follows from `locked` is worked out behind it, and so is the id that the row takes.
     ALONE = dense(f"""
-        WITH counted AS (
+        WITH e ({", ".join(NAMES_ALONE)}) AS (
+            VALUES (decode(?::text, 'hex'){", ?::text" * (len(NAMES_ALONE) - 1)})
+        ), counted AS (
             INSERT INTO event_outbox_seq AS c ({", ".join(COUNTER)})
-            VALUES (decode(?::text, 'hex'), ?::text, ?::text, ?::text, ?::text, ?::int8)
-            ON CONFLICT (id) DO UPDATE SET seq = c.seq + excluded.seq
+            SELECT {", ".join(f"e.{name}" for name in COUNTER[:-1])}, 1 FROM e
+            ON CONFLICT (id) DO UPDATE SET seq = c.seq + 1
             RETURNING c.seq
         ), locked AS MATERIALIZED (
             SELECT counted.seq, {LOCKED} FROM counted, {ID_SEQUENCE} AS s
         ) {INSERT_ALONE.format(seq="locked.seq")}""")
 
     ALONE_UNORDERED = dense(f"""
-        WITH locked AS MATERIALIZED (SELECT {LOCKED} FROM {ID_SEQUENCE} AS s)
+        WITH e ({", ".join(NAMES_ALONE)}) AS (
+            VALUES (decode(?::text, 'hex'){", ?::text" * (len(NAMES_ALONE) - 1)})
+        ), locked AS MATERIALIZED (SELECT {LOCKED} FROM {ID_SEQUENCE} AS s)
         {INSERT_ALONE.format(seq="NULL::int8")}""")
 
     PUT_GIVEN = f"{PUT} ON CONFLICT (event_id) DO NOTHING RETURNING event_id"
@@ -339,12 +347,11 @@ class PostgresWords:
         return dict(zip([entry.counter for entry, _ in counts], last, strict=True))
 
     async def put_alone(self, link: Link, entry: Entry) -> bool:
-        counter, *named, many = _counter(entry, 1)
-        row = [v for name, v in zip(ROW, _row(entry, None), strict=True) if name != "seq"]
         statement = self.ALONE if entry.ordered else self.ALONE_UNORDERED
         statement = _telling(statement) if entry.notify else statement
-        counting = [counter.hex(), *named, many] if entry.ordered else []
-        await link.change(statement, [*counting, *row])
+        named = (entry.tenant_id, entry.topic, entry.aggregate_type, entry.aggregate_id)
+        said = (entry.event_id, entry.event_type, entry.payload, entry.headers)
+        await link.change(statement, (entry.counter.hex(), *named, *said))
         return True
 
     async def put(self, link: Link, rows: Sequence[Numbered]) -> Exception | None:
