@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from semel import relay as relay_module
-from semel.brokers import NatsBroker, RedisBroker
+from semel.brokers import NatsBroker, RabbitBroker, RedisBroker
 from semel.brokers.memory import MemoryBroker
 from semel.cloudevents import from_json
 from semel.colour import ASYNC
@@ -35,8 +35,9 @@ from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.outbox_reading import OutboxReader
 from semel.worker import Worker
+from support import servers
 
-OUTBOX = Outbox()
+OUTBOX = Outbox(max_payload=2 * servers.RABBIT_TAKES)
 BOTH = ("orders", "bills")
 TABLES = (
     "event_outbox",
@@ -523,13 +524,13 @@ async def test_a_lane_is_remembered_by_whoever_comes_next(desk: Desk) -> None:
 
 # --- what the broker refuses --------------------------------------------------------------------
 
-# Fits into an outbox, and with what is around it into neither NATS nor Redis.
-LARGE = "x" * ((1 << 20) - 100)
+# Fits into the outbox, and into no broker here.
+LARGE = "x" * servers.RABBIT_TAKES
 
 
-@pytest.fixture(params=["memory", "nats", "redis"])
+@pytest.fixture(params=["memory", "nats", "rabbit", "redis"])
 async def limited(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """A broker that takes a mebibyte."""
+    """A broker that takes a mebibyte, or a few."""
     if request.param == "memory":
         broker = Broker()
         broker.most = 1 << 19
@@ -538,6 +539,10 @@ async def limited(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
         nats = NatsBroker(request.getfixturevalue("nats_url"))
         yield nats
         await nats.aclose()
+    elif request.param == "rabbit":
+        rabbit = RabbitBroker(request.getfixturevalue("rabbit_url"))
+        yield rabbit
+        await rabbit.aclose()
     else:
         url = request.getfixturevalue("redis_url")
         async with redis.asyncio.Redis.from_url(url) as client:
