@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from relay_world import Outbox, Place, Plan, Streams
+from relay_world import LARGE, Outbox, Place, Plan, Streams
 
 from semel.errors import BrokerUnavailableError
 from semel.messages import Batch, Message, Receipt, Tail
@@ -84,6 +84,27 @@ class TakesOldNewsForNew(_Shard):
     async def _next_page(self, news: int) -> tuple[int, Page]:
         _, page = await super()._next_page(news)
         return news, page
+
+
+class LeavesOutWhatIsRefused(_Shard):
+    """Goes on behind it, and leaves its place empty."""
+
+    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+        fit = [message for message in messages if message.payload != LARGE]
+        if not fit:
+            return _Sent(topic, self._cursor.tails.get(topic, Tail()))
+        return await super()._send(topic, fit)
+
+
+class ForgetsWhatFollowsAStandIn(_Shard):
+    """What stood behind it in the batch was not taken with it."""
+
+    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+        large = [n for n, message in enumerate(messages) if message.payload == LARGE]
+        sent = await super()._send(topic, messages[: large[0] + 1] if large else messages)
+        if sent.lane is not None:
+            return sent
+        return replace(sent, tail=Tail(messages[-1].position, messages[-1].id))
 
 
 class _Remembering:
@@ -178,6 +199,8 @@ PLANTS = {
     "nothing is compared": Plan(shard=NeverCompares),
     "a lane rejoins too early": Plan(shard=RejoinsTooEarly),
     "old news are taken for new": Plan(shard=TakesOldNewsForNew),
+    "what is refused is left out": Plan(shard=LeavesOutWhatIsRefused),
+    "what follows a stand-in is forgotten": Plan(shard=ForgetsWhatFollowsAStandIn),
     "a takeover trusts its memory": Plan(shard=TrustsItsMemory),
     "rows are read up to the newest": Plan(outbox=NoBound),
     "rows are read by transaction": Plan(outbox=ByTransaction),

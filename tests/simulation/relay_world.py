@@ -3,12 +3,12 @@
 `Outbox` is a model of the tables: writers get their ids before they commit, in any order, or roll
 back; a reader is told how far everything is decided; cursors are fenced; a crash of the database
 forgets the cursors' last moves, which nobody waits for. The broker is `MemoryBroker`, behind a
-network that loses, delays and doubles; it loses its tail, is full, or is away. Hosts die at any
-await, freeze, and are cut off.
+network that loses, delays and doubles; it loses its tail, is full, or is away, and now and then
+there is an event that is too large for it. Hosts die at any await, freeze, and are cut off.
 
 Whatever reaches a stream is checked at once: committed, in the order of its aggregate, without a
-hole, once, and by nobody whom a later owner has replaced. When everything is quiet, everything that
-was committed must be there.
+hole, once, as it was committed or, if it is too large, as a stand-in, and by nobody whom a later
+owner has replaced. When everything is quiet, everything that was committed must be there.
 
     python tests/simulation/relay_world.py --seed 123
 """
@@ -25,13 +25,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 from semel import colour
 from semel import relay as relay_module
 from semel.brokers.memory import MemoryBroker
+from semel.cloudevents import from_json
 from semel.errors import BrokerUnavailableError, StoreUnavailableError
-from semel.messages import Batch, Full, Message, Receipt, Tail, Taken, shard_of
+from semel.messages import Batch, Full, Message, Receipt, Refused, Tail, Taken, shard_of
 from semel.relay import Relay
 from semel.shards import Hold
 from semel.stores.sql.outbox_reading import Cursor, Lane, Page
@@ -60,13 +62,18 @@ TOPICS = ("orders", "bills")
 AGGREGATES = 3
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
+# What is too large for the broker: one in so many.
+LARGE = '"large"'
+LARGE_EVERY = 8
+
 CALM = Weather(latency_s=0.01, timeout_s=0.5)
 
 SOMETIMES = (
     "crash", "freeze", "stumble", "cut_off", "join", "stop", "lost_tail", "lost_fence", "full",
     "broker_away", "database_crash", "forgotten", "rolled_back", "swept", "request_lost",
     "reply_lost", "late", "doubled", "cursor_refused", "nothing_to_read", "waited_for_a_lock",
-    "Taken", "Behind", "Full", "Fenced", "repeated", "lane", "rejoined",
+    "Taken", "Behind", "Full", "Fenced", "Refused", "repeated", "repeated_stand_in", "lane",
+    "rejoined",
 )  # fmt: skip
 
 
@@ -82,11 +89,13 @@ class Row:
     seq: int
     id: str
     made_s: float
+    large: bool
     committed: bool = False
 
     def message(self) -> Message:
         named = ("t", self.topic, "", "order", self.aggregate)
-        return Message(self.position, self.id, *named, self.seq, "{}", TIME)
+        payload = LARGE if self.large else "{}"
+        return Message(self.position, self.id, *named, self.seq, payload, TIME)
 
 
 @dataclass(slots=True)
@@ -147,7 +156,8 @@ class Outbox:
         slot = int(aggregate) * 256 // AGGREGATES
         id = f"e{self._last_id}"
         at = self.position_of(tx, len(before), self._last_id)
-        return Row(at, slot, topic, aggregate, seq, id, self.world.loop.clock_s)
+        large = self._last_id % LARGE_EVERY == 0
+        return Row(at, slot, topic, aggregate, seq, id, self.world.loop.clock_s, large)
 
     def _end(self, tx: int, rows: list[Row], commits: bool) -> None:
         del self._open[tx]
@@ -344,17 +354,23 @@ class Streams:
         receipt = self.accept(batch)
         self.world.hit(type(receipt).__name__)
         if isinstance(receipt, Taken) and receipt.added < len(batch.messages):
-            self.world.hit("repeated")
+            self.world.hit("repeated_stand_in" if batch.messages[0].refused else "repeated")
         for entry in log.entries[before:]:
             self._check(entry.id, log.entries[:before])
+            self._compare(from_json(entry.raw))
             before += 1
             self._fences[batch.topic, batch.shard].append(batch.fence)
-        if isinstance(receipt, Taken):
+        if isinstance(receipt, Taken | Refused):
             self._check_owner(batch)
         return receipt
 
     def accept(self, batch: Batch) -> Receipt:
-        return colour.run(self.broker.publish(batch))
+        """As Redis does it: what is too large is refused before anybody looks what is there."""
+        fit = list(takewhile(lambda message: message.payload != LARGE, batch.messages))
+        receipt = colour.run(self.broker.publish(replace(batch, messages=fit)))
+        if len(fit) == len(batch.messages) or not isinstance(receipt, Taken):
+            return receipt
+        return Refused(batch.messages[len(fit)], "large")
 
     def _check_owner(self, batch: Batch) -> None:
         if self._owners[batch.topic, batch.shard] > batch.fence:
@@ -372,6 +388,14 @@ class Streams:
         last = max((r.seq for r in rows if r.aggregate == row.aggregate), default=0)
         if row.seq != last + 1:
             self.world.wrong(f"after number {last} of an aggregate came {row.seq}")
+
+    def _compare(self, message: Message) -> None:
+        row = self.world.outbox.by_id.get(message.id)
+        if row is None:
+            return
+        event = replace(row.message(), source=message.source)
+        if message != (replace(event, payload="null", refused="large") if row.large else event):
+            self.world.wrong("an event is not there as it was committed")
 
     def tail(self, topic: str, shard: int) -> Tail:
         return colour.run(self.broker.tail(topic, shard))
