@@ -836,8 +836,11 @@ def stand_in(*args, **more) -> Message:
     return replace(message(*args, **more), payload="null", refused="it has 2 MB, and I take 1")
 
 
+@pytest.mark.parametrize("kind", ["memory", "sql"])
 @pytest.mark.parametrize("how", ["async", "sync", "outside", "of its type"])
-async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it(how):
+async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it(
+    how, kind, tmp_path
+):
     seen: list[Any] = []
     dead: list[Message] = []
 
@@ -848,6 +851,8 @@ async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it
         handle_sync(message)
 
     world = World()
+    if kind == "sql":
+        world.inbox = SQLInbox(f"sqlite:///{tmp_path}/inbox.db", create=True)
     worker = world.worker(dead_letter="axiom:dead")
     types = ["case.created"] if how == "of its type" else []
     register = worker.on(*types, topic=TOPIC, outside=how == "outside")
@@ -879,7 +884,8 @@ async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it
     waits = {each.head.message.aggregate_id: (each.head.why, each.behind) for each in parked}
     expected = {"1": ("poison", 1), "2": ("poison", 1), "3": ("poison", 0)}
     assert waits == {case: expected[case] for case in asked_for}
-    assert seen == [("1", 1), *([] if "2" in asked_for else [("2", 2)]), ("3", 2)]
+    once = list(dict.fromkeys(seen))  # a batch with a failure is rolled back and run again
+    assert once == [("1", 1), *([] if "2" in asked_for else [("2", 2)]), ("3", 2)]
     for each in parked:
         assert (each.head.state, each.head.attempts) == ("parked", 1)
         assert "the broker refused it: it has 2 MB, and I take 1; its payload is in" in (
@@ -889,6 +895,7 @@ async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it
     assert {each.aggregate_id for each in dead} == asked_for
     assert {each.headers["semel-refused"] for each in dead} == {"it has 2 MB, and I take 1"}
     assert await world.pending() == 0
+    await world.inbox.aclose()
 
 
 def test_what_waits_of_a_topic_nobody_here_reads_is_not_taken_for_done():
