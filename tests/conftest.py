@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 pytest_plugins = ["support.fixtures_servers", "support.no_skips"]
 
 CONTRACT = Path(__file__).parent / "contract"
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay in memory; nobody needs to go through them with each gc.collect()."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks

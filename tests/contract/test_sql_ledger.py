@@ -48,7 +48,6 @@ class SQLContract(LedgerContract):
 
     @pytest.fixture
     async def store(self, url: str) -> Any:
-        init(url)
         store = SQLStore(url)
         store.test_url = url
         yield store
@@ -60,20 +59,21 @@ class SQLContract(LedgerContract):
 
 class TestPostgres(SQLContract):
     @pytest.fixture
-    def url(self, postgres_url: str) -> str:
-        return postgres_url
+    def url(self, postgres_tables_url: str) -> str:
+        return postgres_tables_url
 
 
 class TestMariaDB(SQLContract):
     @pytest.fixture
-    def url(self, mariadb_url: str) -> str:
-        return mariadb_url
+    def url(self, mariadb_tables_url: str) -> str:
+        return mariadb_tables_url
 
 
 class TestSQLite(SQLContract):
     @pytest.fixture
     def url(self, tmp_path: Any) -> str:
-        return f"sqlite:///{tmp_path}/ledger.db"
+        init(url := f"sqlite:///{tmp_path}/ledger.db")
+        return url
 
 
 class GivenEngine(SQLContract):
@@ -83,7 +83,6 @@ class GivenEngine(SQLContract):
 
     @pytest.fixture
     async def store(self, url: str) -> Any:
-        init(url)
         engine = sa.create_engine(with_driver(parse(url), "sync"), pool_size=40)
         store = SQLStore(engine)
         store.test_url = url
@@ -96,7 +95,6 @@ class GivenAsyncEngine(SQLContract):
 
     @pytest.fixture
     async def store(self, url: str) -> Any:
-        init(url)
         engine = create_async_engine(with_driver(parse(url), "async"))
         store = SQLStore(engine)
         store.test_url = url

@@ -109,6 +109,8 @@ urlpatterns = [
 
 @pytest.fixture(scope="module")
 def site():
+    if settings.configured:  # a worker may come back to this module
+        return get_wsgi_application()
     settings.configure(
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF=sys.modules[__name__],

@@ -83,12 +83,11 @@ class Async(Sync):
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def url(request, tmp_path):
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/shop.db"
+        init(url := f"sqlite:///{tmp_path}/shop.db")
     else:
-        url = request.getfixturevalue(f"{request.param}_url")
-    init(url)
+        url = request.getfixturevalue(f"{request.param}_tables_url")
     with engine_to(url).begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE charge (amount INTEGER)")
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS charge (amount INTEGER)")
     return url
 
 

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
+import sqlalchemy as sa
 
+from semel.stores.sql import init
+from semel.stores.sql.lines import parse, with_driver
+from semel.stores.sql.schema import VERSIONS
 from support import binaries, process, servers
 from support.binaries import Binary
 
@@ -208,6 +212,42 @@ def postgres_url(postgres_server: servers.PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def mariadb_url(mariadb_server: servers.MariaDBServer) -> Iterator[str]:
     yield from _database(mariadb_server)
+
+
+@pytest.fixture
+def postgres_tables_url(postgres_server: servers.PostgresServer, tables: Tables) -> str:
+    """With our tables in it: to make them takes longer than most tests."""
+    return tables.emptied(postgres_server)
+
+
+@pytest.fixture
+def mariadb_tables_url(mariadb_server: servers.MariaDBServer, tables: Tables) -> str:
+    return tables.emptied(mariadb_server)
+
+
+@pytest.fixture(scope="session")
+def tables() -> Tables:
+    return Tables()
+
+
+class Tables:
+    """A database with our tables per server, for tests that only put rows there."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, str] = {}
+
+    def emptied(self, server: servers.PostgresServer | servers.MariaDBServer) -> str:
+        server.ensure_running()
+        if server.port not in self._made:
+            self._made[server.port] = f"tables_{uuid.uuid4().hex[:12]}"
+            server.create_database(self._made[server.port])
+            init(server.url(self._made[server.port]))
+        url = server.url(self._made[server.port])
+        engine = sa.create_engine(with_driver(parse(url), "sync"), poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            for table in sorted({*sa.inspect(connection).get_table_names()} - {VERSIONS}):
+                connection.exec_driver_sql(f"DELETE FROM {table}")
+        return url
 
 
 @pytest.fixture
