@@ -117,7 +117,7 @@ async def killed(web, path, key):
 
 async def settled(web, path, key):
     """What a client gets that comes again as long as it is told to."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (reply := await fetch(web, path, key)).problem == "in-progress":
             await asyncio.sleep(0.02)
         return reply
