@@ -174,7 +174,11 @@ class Consumer(Protocol):
         ...
 
     async def read(self, limit: int, *, wait_s: float = 0.0) -> Sequence[Delivery]:
-        """New messages, at most `limit`; waits up to `wait_s` for the first. May be empty."""
+        """New messages, at most `limit`; waits up to `wait_s` for the first. May be empty.
+
+        A former owner is handed nothing. One whose place another consumer with the same fence has
+        taken, by a request that came late, hears of it by `BrokerUnavailableError`, and opens anew.
+        """
         ...
 
     async def reclaim(self, idle_s: float, limit: int = 100) -> Sequence[Delivery]:

@@ -89,7 +89,7 @@ class MemoryBroker:
         with _lock:
             log = self._log(topic, shard)
             owner = log.groups[group].open(fence)
-        return MemoryConsumer(log, group, owner, name)
+        return MemoryConsumer(log, group, owner, name, fence)
 
     async def backlog(self, topic: str, shard: int) -> Backlog:
         now = ASYNC.now()
@@ -112,11 +112,12 @@ class MemoryBroker:
 class MemoryConsumer:
     """One owner's view of one shard of a topic, for one group."""
 
-    def __init__(self, log: _Log, group: str, owner: int, name: str) -> None:
+    def __init__(self, log: _Log, group: str, owner: int, name: str, fence: int) -> None:
         self._log = log
         self._group = group
         self._owner = owner
         self._name = name
+        self._fence = fence
         self._closed = False
 
     async def left_over(self, limit: int = 1000) -> Sequence[Delivery]:
@@ -129,6 +130,7 @@ class MemoryConsumer:
         with self._listening() as waiter:
             while not self._closed:
                 with _lock:
+                    self._log.look(self._group, self._owner, self._fence)
                     found = self._log.read(
                         self._group, self._owner, self._name, limit, now := ASYNC.now()
                     )
@@ -266,6 +268,12 @@ class _Log:
         return slowest
 
     # --- reading
+
+    def look(self, group: str, owner: int, fence: int) -> None:
+        """Raise for one whose place was taken by another consumer of the same owner."""
+        state = self.groups.get(group)
+        if state is not None and state.fence == fence and not state.owned_by(owner):
+            raise rules.begun_anew(f"a shard for group {group!r}")
 
     def read(self, group: str, owner: int, name: str, limit: int, now: float) -> list[Delivery]:
         state = self.groups.get(group)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from semel.cloudevents import NotAnEventError, from_json, to_json
-from semel.errors import SettingsError
+from semel.errors import BrokerUnavailableError, SettingsError
 from semel.messages import (
     Batch,
     Behind,
@@ -133,6 +133,18 @@ def delivery(
     except NotAnEventError as error:
         return Delivery(token, None, count, consumer, idle_s, problem=str(error), raw=raw)
     return Delivery(token, message, count, consumer, idle_s)
+
+
+def begun_anew(where: object) -> BrokerUnavailableError:
+    """For a consumer whose place another one of the same owner has taken.
+
+    The request to open that other one was given up, and came late. Nobody reads from it; so whoever
+    does read must hear of it, and open once more, or the shard would be read by nobody.
+    """
+    return BrokerUnavailableError(
+        f"an earlier request of ours to read {where} came late and took the place of this one; "
+        "reading begins anew"
+    )
 
 
 def why_full(batch: Batch, slowest: GroupBacklog | None) -> str:

@@ -107,7 +107,7 @@ class SQLiteBroker:
     ) -> SQLiteConsumer:
         rules.check_shard(shard, self.shards)
         owner = await self.call(self._rows.open, topic, group, shard, fence)
-        return SQLiteConsumer(self, self._rows, (topic, shard), _View(group, owner, name))
+        return SQLiteConsumer(self, self._rows, (topic, shard), _View(group, owner, name, fence))
 
     async def backlog(self, topic: str, shard: int) -> Backlog:
         rules.check_shard(shard, self.shards)
@@ -170,12 +170,13 @@ def _path(given: str | os.PathLike[str]) -> str:
 class _View:
     """Who reads: a group, and its owner of the shard by number and name."""
 
-    __slots__ = ("group", "name", "owner")
+    __slots__ = ("fence", "group", "name", "owner")
 
-    def __init__(self, group: str, owner: int, name: str) -> None:
+    def __init__(self, group: str, owner: int, name: str, fence: int) -> None:
         self.group = group
         self.owner = owner
         self.name = name
+        self.fence = fence
 
 
 class SQLiteConsumer:
@@ -327,6 +328,7 @@ GROUP: Final = (
     "SELECT read_to FROM broker_group "
     "WHERE topic = ? AND shard = ? AND group_name = ? AND opened = ?"
 )
+FENCE: Final = "SELECT fence FROM broker_group WHERE topic = ? AND shard = ? AND group_name = ?"
 READ_TO: Final = (
     "UPDATE broker_group SET read_to = ? WHERE topic = ? AND shard = ? AND group_name = ?"
 )
@@ -505,8 +507,11 @@ class _Rows:
     def read(self, place: Place, view: _View, limit: int) -> tuple[list[Delivery], int]:
         """What is handed out now, and up to where there is no need to look again."""
         group = self._connections.select(GROUP, (*place, view.group, view.owner))
-        if group is None:  # somebody else's, for ever
-            return [], 2**63 - 1
+        if group is None:
+            now = self._connections.select(FENCE, (*place, view.group))
+            if now is not None and now[0] == view.fence:
+                raise rules.begun_anew(f"shard {place[1]} of {place[0]!r} for group {view.group!r}")
+            return [], 2**63 - 1  # somebody else's, for ever
         if self.tail(place).position <= group[0]:
             return [], group[0]
         found = self._connections.write(lambda c: self._hand_out(c, place, view, limit))

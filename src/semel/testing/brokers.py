@@ -34,6 +34,7 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from missing
 
+from semel.errors import BrokerUnavailableError
 from semel.messages import (
     Behind,
     Delivery,
@@ -711,6 +712,20 @@ class BrokerContract:
         await first.close()
         second = await self.consumer(broker, topic, fence=4)
         self.sees(await self.reads(second, 2), broker.features, 1, 2)
+
+    async def test_an_owner_whose_place_its_own_late_request_took_is_told_to_begin_anew(
+        self, opened: Opened, topic: str
+    ) -> None:
+        """Its sender gave the request up, and nobody reads from what it opened."""
+        broker, late = await opened(), await opened()
+        reading = await self.consumer(broker, topic, fence=4)
+        await self.consumer(late, topic, fence=4)
+        await Sender(broker, topic).send(1, 2)
+        if broker.features.leases:
+            with pytest.raises(BrokerUnavailableError, match="begins anew"):
+                await reading.read(2, wait_s=self.quiet_s)
+            anew = await self.consumer(broker, topic, fence=4)
+            self.sees(await self.reads(anew, 2), broker.features, 1, 2)
 
     async def test_acknowledging_twice_changes_nothing(self, broker: Broker, topic: str) -> None:
         consumer = await self.consumer(broker, topic)

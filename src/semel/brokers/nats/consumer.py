@@ -28,6 +28,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from semel.brokers import rules
 from semel.brokers.nats import events
 from semel.brokers.nats.line import (
     BROKEN,
@@ -229,6 +230,8 @@ class NatsConsumer:
         said = info["config"].get("metadata") or {}
         if said.get(OWNER) == self._me:
             return info
+        if int(said.get(FENCE, 0)) == self._fence:
+            raise rules.begun_anew(f"{self._stream} for group {self._group!r}")
         self._depose(said)
         return None
 

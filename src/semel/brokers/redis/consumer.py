@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from semel.brokers import rules
 from semel.brokers.redis import scripts
 from semel.brokers.redis.entries import delivery
 from semel.brokers.redis.link import Link
@@ -236,6 +237,8 @@ class RedisConsumer:
         call = self._stream.call(script, self._group, self._fence, self._token, *args)
         reply = await self._link.ask(call)
         if isinstance(reply, list) and reply[0] == b"stale" and not self._is_deposed:
+            if reply[1].partition(b" ")[0] == str(self._fence).encode():
+                raise rules.begun_anew(f"{self._stream} for group {self._group!r}")
             self._is_deposed = True
             log.warning(
                 "semel: %s, group %s: a later owner reads (its fence is %s, ours %d); we are "
