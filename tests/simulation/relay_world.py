@@ -15,11 +15,9 @@ owner has replaced. When everything is quiet, everything that was committed must
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
-import logging
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
+
+from party_world import CALM, LEASE_S, PartyWorld, Report, Store, main, silence
 
 from semel import colour
 from semel import relay as relay_module
@@ -37,19 +37,8 @@ from semel.messages import Batch, Full, Message, Receipt, Refused, Tail, Taken, 
 from semel.relay import Relay
 from semel.shards import Hold
 from semel.stores.sql.outbox_reading import Cursor, Lane, Page
-from semel.testing.simulator import (
-    HOST,
-    FaultyLedger,
-    Host,
-    LivelockError,
-    Network,
-    NoAnswerError,
-    Server,
-    SimLoop,
-    Weather,
-)
+from semel.testing.simulator import FaultyLedger, Host, LivelockError, NoAnswerError
 
-LEASE_S = 3.0
 COMPARE_EVERY_S = 2.0
 
 # When nothing fails any more: leases and pauses run out, circuits try again, tails are compared.
@@ -65,8 +54,6 @@ TIME = datetime(2026, 1, 1, tzinfo=UTC)
 # What is too large for the broker: one in so many.
 LARGE = '"large"'
 LARGE_EVERY = 8
-
-CALM = Weather(latency_s=0.01, timeout_s=0.5)
 
 SOMETIMES = (
     "crash", "freeze", "stumble", "cut_off", "join", "stop", "lost_tail", "lost_fence", "full",
@@ -322,14 +309,6 @@ class Reader:
         return int(await self._ask(lambda: self._world.outbox.sweep(keep_s)))
 
 
-class Store:
-    def __init__(self, world: World) -> None:
-        self._ledger = FaultyLedger(world.server, world.network)
-
-    def ledger(self, colour: Any) -> Any:
-        return self._ledger
-
-
 # --- a broker -----------------------------------------------------------------------------------
 
 
@@ -460,7 +439,7 @@ class Plan:
 class RelayHere(Relay):
     def __init__(self, world: World, host: Host) -> None:
         super().__init__(
-            Store(world),
+            Store(FaultyLedger(world.server, world.network)),
             Broker(world),  # type: ignore[arg-type]
             reader=Reader(world),  # type: ignore[arg-type]
             batch=world.chance.randint(1, 4),
@@ -476,48 +455,16 @@ class RelayHere(Relay):
         await self.world.plan.shard(self, hold).run()
 
 
-class _Network(Network):
-    def __init__(self, world: World, weather: Weather) -> None:
-        super().__init__(world.loop, weather)
-        self._world = world
-
-    def faulted(self, kind: str) -> None:
-        self._world.hit(kind)
-
-
-class World:
+class World(PartyWorld):
     def __init__(self, seed: int, plan: Plan) -> None:
-        self.loop = SimLoop(seed, budget=200_000)
-        self.chance = self.loop.chance
+        super().__init__(seed)
         self.plan = plan
-        self.hits: Counter[str] = Counter()
-        self.violations: list[str] = []
-        self.shards = self.chance.randint(1, 2)
-        self.server = Server(self.loop)
         self.outbox = plan.outbox(self)
         self.streams = plan.streams(self)
-        self.network = _Network(self, self._weather())
-        # A statement is never run twice, nor after the next one: it ends with its connection.
-        self.line = _Network(self, replace(self.network.weather, doubled=0.0, late=0.0))
         # What is swept cannot be published again: either rows are kept, or tails are.
         self.keeps_tails = self.chance.random() < 0.5
         self.stumbles = self.chance.choice([0.0, 0.05, 0.1])
         self.keep_s = 0.5 if self.keeps_tails else 1e6
-        self.relays: list[tuple[RelayHere, asyncio.Task[None]]] = []
-
-    def _weather(self) -> Weather:
-        bad = 0.04 * self.chance.random()
-        return Weather(bad, bad, bad, bad, latency_s=0.03, timeout_s=0.2, latest_s=2 * LEASE_S)
-
-    def hit(self, what: str) -> None:
-        self.hits[what] += 1
-
-    def wrong(self, what: str) -> None:
-        self.loop.note("WRONG", what)
-        self.violations.append(what)
-
-    async def pause(self, most_s: float) -> None:
-        await asyncio.sleep(self.chance.random() * most_s)
 
     # The story.
 
@@ -547,45 +494,7 @@ class World:
         return [*hosts, *tails, self.fill, self.fill, self.away, self.crash_database]
 
     def join(self) -> None:
-        self.hit("join")
-        host = Host(f"relay{len(self.relays)}")
-        relay = RelayHere(self, host)
-        self.relays.append((relay, self.loop.spawn(host, relay.run())))
-
-    def _somebody(self) -> RelayHere | None:
-        there = [
-            relay
-            for relay, running in self.relays
-            if not (relay.host.dead or running.done() or relay._stopping.is_set())
-        ]
-        return self.chance.choice(there) if there else None
-
-    def crash(self) -> None:
-        if relay := self._somebody():
-            self.hit("crash")
-            relay.host.dead = True
-
-    def freeze(self) -> None:
-        if relay := self._somebody():
-            self.hit("freeze")
-            relay.host.paused_until = self.loop.clock_s + self.chance.random() * 2 * LEASE_S
-
-    async def perhaps_stumble(self) -> None:
-        """Freeze right here, for longer than a lease."""
-        host = HOST.get()
-        if host is not None and self.chance.random() < self.stumbles:
-            self.hit("stumble")
-            host.paused_until = self.loop.clock_s + (1 + self.chance.random()) * LEASE_S
-            await asyncio.sleep(0)
-
-    def cut(self) -> None:
-        if relay := self._somebody():
-            relay.host.cut_off_until = self.loop.clock_s + self.chance.random() * 2 * LEASE_S
-
-    def stop(self) -> None:
-        if relay := self._somebody():
-            self.hit("stop")
-            relay.stop()
+        self.enter(lambda host: RelayHere(self, host))
 
     def lose_tail(self) -> None:
         for topic in TOPICS:
@@ -613,7 +522,7 @@ class World:
         self.stumbles = 0.0
         self.streams.full.clear()
         self.streams.is_away = False
-        if self._somebody() is None or self.chance.random() < 0.3:
+        if self.somebody() is None or self.chance.random() < 0.3:
             self.join()
 
     async def _settle(self) -> None:
@@ -634,29 +543,16 @@ class World:
 # --- running one --------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Report:
-    seed: int
-    violations: list[str]
-    hits: Counter[str]
-    digest: str
-    trace: list[tuple[Any, ...]]
-
-
 @contextlib.contextmanager
 def _here() -> Iterator[None]:
     """Comparing more often, and silently."""
-    log = logging.getLogger("semel")
-    level, every_s = log.level, relay_module.COMPARE_EVERY_S
-    sweep_s, relay_module.SWEEP_EVERY_S = relay_module.SWEEP_EVERY_S, 1.0
-    relay_module.COMPARE_EVERY_S = COMPARE_EVERY_S
-    log.setLevel(logging.CRITICAL + 1)
+    every_s, sweep_s = relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S
+    relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = COMPARE_EVERY_S, 1.0
     try:
-        yield
+        with silence():
+            yield
     finally:
-        log.setLevel(level)
-        relay_module.COMPARE_EVERY_S = every_s
-        relay_module.SWEEP_EVERY_S = sweep_s
+        relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = every_s, sweep_s
 
 
 REAL = Plan()
@@ -675,19 +571,7 @@ def run_relays(seed: int, plan: Plan = REAL) -> Report:
     return Report(seed, world.violations, world.hits, digest, world.loop.trace)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, required=True)
-    asked = parser.parse_args()
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
-    report = run_relays(asked.seed)
-    for entry in report.trace:
-        print(*entry)  # noqa: T201
-    print(dict(report.hits), report.violations or "all is well")  # noqa: T201
-    return bool(report.violations)
-
-
-__all__ = ["HOST", "REAL", "SOMETIMES", "Outbox", "Plan", "Report", "Streams", "run_relays"]
+__all__ = ["REAL", "SOMETIMES", "Outbox", "Plan", "Report", "Streams", "run_relays"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run_relays))
