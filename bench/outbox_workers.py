@@ -1,7 +1,8 @@
 """Who consumes a Redis stream: the bare commands, us with an inbox and an effect, and FastStream.
 
 FastStream's handler does nothing, and it remembers nothing. Ours puts a row, in one transaction
-with the memory of having done so.
+with the memory of having done so: by a statement of its own for each message, or as an object that
+SQLAlchemy writes with the others of the batch at the commit.
 """
 
 from __future__ import annotations
@@ -10,14 +11,30 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import redis.asyncio
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bench.outbox_relays import PAYLOAD, Entrant, Open, until
 
-EFFECT = sa.table("bench_effect", sa.column("event_id"), sa.column("note"))
+
+class Base(DeclarativeBase):
+    """The tables of handlers."""
+
+
+class Effect(Base):
+    """What a message does."""
+
+    __tablename__ = "bench_effect"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    event_id: Mapped[str]
+    note: Mapped[str]
+
+
+INSERT = sa.text("INSERT INTO bench_effect (event_id, note) VALUES (:event_id, :note)")
 
 
 @contextlib.asynccontextmanager
@@ -49,11 +66,36 @@ async def _fill(client: Any, stream: str, many: int) -> None:
     await pipe.execute()
 
 
-def _ours(*, colour: str, inbox: str) -> Any:  # noqa: PLR0915 - one contestant, one story
+Handled = Literal["a statement", "an object", "nothing"]
+
+
+class Handler:
+    """Puts a row for each message, and counts."""
+
+    def __init__(self, handled: Handled) -> None:
+        self._handled = handled
+        self.arrived = 0
+
+    def handle(self, message: Any, session: Any) -> Any:
+        self.arrived += 1
+        row = {"event_id": message.id, "note": message.payload}
+        if self._handled == "an object":
+            session.add(Effect(**row))
+        elif self._handled == "a statement":
+            return session.execute(INSERT, row)
+        return None
+
+    async def handle_async(self, message: Any, session: Any) -> None:
+        if (asked := self.handle(message, session)) is not None:
+            await asked
+
+    async def count(self) -> int:
+        return self.arrived
+
+
+def _ours(*, colour: str, handled: Handled) -> Any:
     @contextlib.asynccontextmanager
-    async def opened(  # noqa: PLR0915 - as above
-        database: str, url: str
-    ) -> AsyncIterator[Open]:
+    async def opened(database: str, url: str) -> AsyncIterator[Open]:
         from sqlalchemy.ext.asyncio import create_async_engine
 
         from semel.brokers.redis import RedisBroker
@@ -66,43 +108,27 @@ def _ours(*, colour: str, inbox: str) -> Any:  # noqa: PLR0915 - one contestant,
         init(database)
         full = with_driver(parse(database), colour)
         engine: Any = sa.create_engine(full) if colour == "sync" else create_async_engine(full)
-        topic = f"semel-{colour}-{inbox}"
+        topic = f"semel-{colour}-{handled.replace(' ', '-')}"
         broker = RedisBroker(url, maxlen=None)
         await broker.join(topic, "g")
-        memory = MemoryInbox() if inbox == "memory" else SQLInbox(engine)
+        inbox = MemoryInbox() if handled == "nothing" else SQLInbox(engine)
         with contextlib.closing(_sync(database)) as link:
-            link.exec_driver_sql("CREATE TABLE bench_effect (event_id TEXT, note TEXT)")
+            Base.metadata.create_all(link)
             link.commit()
-        position, arrived = 0, 0
-        store = MemoryStore()
-
-        def effect(message: Any, session: Any) -> None:
-            nonlocal arrived
-            arrived += 1
-            if inbox == "sql":
-                session.execute(EFFECT.insert().values(event_id=message.id, note=message.payload))
-
-        async def async_effect(message: Any, session: Any) -> None:
-            nonlocal arrived
-            arrived += 1
-            if inbox == "sql":
-                row = EFFECT.insert().values(event_id=message.id, note=message.payload)
-                await session.execute(row)
+        position, store = 0, MemoryStore()
+        handler = Handler(handled)
 
         async def load(many: int) -> None:
             nonlocal position
             position = await _publish(broker, topic, position, many)
 
-        async def count() -> int:
-            return arrived
-
         async def drain(many: int) -> None:
-            nonlocal arrived
-            arrived = 0
-            worker = Worker(broker, group="g", inbox=memory, store=store, batch=100)
-            worker.on("order.placed", topic=topic)(effect if colour == "sync" else async_effect)
+            handler.arrived = 0
+            worker = Worker(broker, group="g", inbox=inbox, store=store, batch=100)
+            handle = handler.handle if colour == "sync" else handler.handle_async
+            worker.on("order.placed", topic=topic)(handle)
             running = asyncio.create_task(worker.run())
-            await until(count, many)
+            await until(handler.count, many)
             worker.stop()
             await running
 
@@ -176,8 +202,19 @@ async def faststream(_database: str, url: str) -> AsyncIterator[Open]:
 
 ENTRANTS = (
     Entrant("XREADGROUP, XACK", "floor", floor, "the bare commands, nothing done"),
-    Entrant("semel, inbox, a row (sync)", "us", _ours(colour="sync", inbox="sql"), "", 0.5),
-    Entrant("semel, inbox, a row (async)", "us", _ours(colour="async", inbox="sql"), "", 0.5),
-    Entrant("semel, nothing done", "us", _ours(colour="async", inbox="memory"), "inbox in memory"),
+    *(
+        Entrant(
+            f"semel, inbox, a row as {handled} ({colour})",
+            "us",
+            _ours(colour=colour, handled=handled),
+            "",
+            0.5,
+        )
+        for handled in ("an object", "a statement")
+        for colour in ("sync", "async")
+    ),
+    Entrant(
+        "semel, nothing done", "us", _ours(colour="async", handled="nothing"), "inbox in memory"
+    ),
     Entrant("FastStream, nothing done", "peer", faststream, "no inbox, no order", 0.3),
 )
