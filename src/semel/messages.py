@@ -257,9 +257,10 @@ Why: TypeAlias = Literal["retry", "poison", "crash", "behind", "gap"]
 class Held:
     """It waits in the parked store, with its sequence, and may be acknowledged.
 
-    `why`: it failed and will be tried again (`retry`), it failed too often (`poison`), it kills
-    the process that runs it (`crash`), an earlier one of its sequence waits, or it waits there
-    already (`behind`), or one before it has not come (`gap`).
+    `why`: it failed and will be tried again, or what it waited for is behind it and it may run
+    (`retry`), it failed too often (`poison`), it kills the process that runs it (`crash`), an
+    earlier one of its sequence waits, or it waits there already (`behind`), or one before it has
+    not come (`gap`).
     """
 
     why: Why
@@ -332,7 +333,8 @@ class Replay:
 class Skip:
     """Go on without the first message; or, when it waits for others that never came, without those.
 
-    `event_id` names the first message, which is then skipped whatever it waits for.
+    `event_id` names the first message, which is then skipped whatever it waits for. Unnamed, one
+    that may run and has not failed is refused: whoever skips twice has not meant it.
     """
 
     event_id: str | None = None

@@ -124,7 +124,8 @@ class Parked:
         """Go on without the first message of the sequence, which is never run.
 
         When it waits for others that have not come, go on without those, and run it; unless
-        `event_id` names it. Give `event_id` to be sure that no other message is meant.
+        `event_id` names it. Give `event_id` to be sure that no other message is meant; one that may
+        run and has not failed is refused without.
         """
         return await self._settle(sequence, Skip(event_id), note, dry_run=dry_run)
 

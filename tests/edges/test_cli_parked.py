@@ -149,9 +149,13 @@ def test_looking_and_settling_on_every_inbox(any_url):
     assert answer("show", url, dead)["head"]["payload"] == '{"total":1}'
     assert answer("replay", url, dead)["replayed"]
     assert heads(url)["dead"] == ("dead-1", "waiting")
-    assert answer("skip", url, dead, "--yes")["event_id"] == "dead-1"
+    assert answer("skip", url, dead, "--event", "dead-1", "--yes")["event_id"] == "dead-1"
     assert heads(url)["dead"] == ("dead-2", "waiting")
     assert answer("skip", url, gap, "--yes")["told"].startswith("goes on without numbers 1 to 2")
+    again = semel_cli("skip", url, gap, "--yes")
+    assert (again.exit_code, "gap-3" in again.stderr, "--event" in again.stderr) == (1, True, True)
+    assert heads(url)["gap"] == ("gap-3", "waiting")
+    assert answer("show", url, gap)["head"]["why"] == "retry"
     assert answer("skip", url, lone, "--yes")["skipped"]
     assert "lone" not in heads(url)
 

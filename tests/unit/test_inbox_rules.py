@@ -266,7 +266,8 @@ def test_a_replay_is_due_at_once():
     assert change.mark is None
     assert change.keep == waits(5, state="waiting", why="retry", attempts=0, due_at=NOW)
     named = "event orders-7-5 (placed, number 5)"
-    assert change.told == f"runs {named} now, and what waits behind it, in order"
+    behind = "and what waits behind it, in order"
+    assert change.told == f"lets {named} run when a worker of stock does, {behind}"
 
 
 def test_what_could_have_been_forgotten_is_replayed_by_force():
@@ -286,6 +287,18 @@ def test_a_skip_moves_the_mark():
     assert (change.mark, change.drop, change.woken) == (Mark(5, 6, 10), True, 6)
     change = rules.settled(view(waits(None)), Skip(), SEQUENCE)
     assert (change.mark, change.drop, change.seen) == (None, True, True)
+
+
+def test_what_is_only_due_is_skipped_by_its_name():
+    due = view(waits(5, state="waiting", why="retry", attempts=0, due_at=NOW), Mark(4, 5, 9), 6)
+    with pytest.raises(SettingsError, match="runs when a worker of stock does"):
+        rules.settled(due, Skip(), SEQUENCE)
+    assert rules.settled(due, Skip("orders-7-5"), SEQUENCE).drop
+    failed = replace(due, head=replace(due.head, attempts=1))
+    assert rules.settled(failed, Skip(), SEQUENCE).drop
+    alone = view(waits(None, state="waiting", attempts=0, due_at=NOW))
+    with pytest.raises(SettingsError, match="event id"):
+        rules.settled(alone, Skip(), SEQUENCE)
 
 
 def test_an_audit_tells_what_was_done():

@@ -443,7 +443,8 @@ def _replayed(view: View, *, force: bool) -> Change:
             "knowing. Look whether it has; then replay it with force, or skip it"
         )
     keep = replace(row, state="waiting", why="retry", attempts=0, due_at=view.now)
-    return Change(f"runs {_named(row)} now{_and_behind(view)}", row, keep=keep)
+    told = f"lets {_named(row)} run {_by_a_worker(row)}{_and_behind(view)}"
+    return Change(told, row, keep=keep)
 
 
 def _is_forgotten(view: View) -> bool:
@@ -454,15 +455,31 @@ def _skipped(view: View, event_id: str | None) -> Change:
     row, mark, missing = view.head, view.mark, _missing(view)
     if event_id is not None and row.message.id != event_id:
         raise _not_there(view, event_id)
+    if event_id is None and _is_only_due(row):
+        raise SettingsError(
+            f"{_named(row)} may run and has not failed, so it is not skipped unasked: it runs "
+            f"{_by_a_worker(row)}. Should it never run, skip it by its event id (`event_id`, or "
+            "--event)"
+        )
     if mark is None:
         told = f"goes on without {_named(row)}"
         return Change(told, row, drop=True, seen=True, before=row.message.payload)
     if missing and event_id is None:
         after, woken = passed(mark, number_of(row.message) - 1, number_of(row.message))
-        return Change(f"goes on without {missing}: {_named(row)} runs now", row, after, woken=woken)
+        told = f"goes on without {missing}: {_named(row)} runs {_by_a_worker(row)}"
+        return Change(told, row, after, woken=woken)
     after, woken = passed(mark, number_of(row.message), view.following)
     told = f"goes on without {_named(row)}{f' and {missing}' if missing else ''}{_then(view)}"
     return Change(told, row, after, drop=True, woken=woken, before=row.message.payload)
+
+
+def _is_only_due(row: ParkedMessage) -> bool:
+    """Nothing is wrong with it any more, as far as we know: who skips twice means another one."""
+    return row.state == "waiting" and row.due_at is not None and row.attempts == 0
+
+
+def _by_a_worker(row: ParkedMessage) -> str:
+    return f"when a worker of {row.consumer} does"
 
 
 def _missing(view: View) -> str:

@@ -150,7 +150,7 @@ class MemoryInbox:
         self._rows.setdefault(p.sequence, {}).setdefault(rules.number_of(p.message), row)
 
     def _wake(self, id: bytes, seq: int, now: datetime) -> None:
-        self._rows[id][seq] = replace(self._rows[id][seq], due_at=now)
+        self._rows[id][seq] = replace(self._rows[id][seq], why="retry", due_at=now)
 
     # --- running ----------------------------------------------------------------------------
 

@@ -914,6 +914,39 @@ class InboxContract:
         assert await self.due(inbox, consumer, handler) == ["4 applied", "5 applied"]
         assert endings(await inbox.apply(consumer, messages(2, 3), handler)) == ["seen", "seen"]
 
+    async def test_what_may_run_after_a_skip_is_not_skipped_unless_it_is_named(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        await inbox.apply(consumer, messages(1, 3, 4), handler)
+        people = Parked(inbox)
+        sequence = (await self.only(inbox, consumer)).sequence
+        assert f"runs when a worker of {consumer} does" in (await people.skip(sequence)).told
+        assert (await self.only(inbox, consumer)).head.why == "retry"
+        for dry_run in (True, False):
+            with pytest.raises(SettingsError, match="orders-7-3"):
+                await people.skip(sequence, dry_run=dry_run)
+        await people.skip(sequence, "orders-7-3")
+        assert (await self.only(inbox, consumer)).head.why == "retry"
+        with pytest.raises(SettingsError, match="orders-7-4"):
+            await people.skip(sequence)
+        assert await self.due(inbox, consumer, handler) == ["4 applied"]
+        assert [each.event_id for each in await people.audit(sequence=sequence)] == [
+            "orders-7-3",
+            "orders-7-3",
+        ]
+
+    async def test_what_was_replayed_is_not_skipped_unless_it_is_named_or_fails_again(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        sequence = await self.parked(inbox, consumer, handler, 1)
+        people = Parked(inbox)
+        await people.replay(sequence)
+        with pytest.raises(SettingsError, match=f"a worker of {consumer}"):
+            await people.skip(sequence)
+        handler.fails["orders-7-1"] = ValueError("again")
+        assert await self.due(inbox, consumer, handler) == ["1 retry"]
+        assert "orders-7-1" in (await people.skip(sequence)).told
+
     async def test_a_named_message_is_skipped_with_what_never_came(
         self, inbox: Any, consumer: str, handler: Handler
     ) -> None:

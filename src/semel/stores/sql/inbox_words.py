@@ -225,7 +225,10 @@ class Words:
             )
 
     async def wake(self, link: Link, sequence: bytes, seq: int) -> None:
-        update = "UPDATE event_parked SET due_at = {now} WHERE sequence = ? AND seq = ?"
+        """What it waited for is behind us: it may run now."""
+        update = (
+            "UPDATE event_parked SET why = 'retry', due_at = {now} WHERE sequence = ? AND seq = ?"
+        )
         await link.change(update, (*link.dialect.now_param(), sequence, seq))
 
     # --- one that is run alone --------------------------------------------------------------

@@ -63,10 +63,11 @@ local function wake(number, now)
   local head = first()
   if not head then return end
   local n = text(head)
+  local rest = string.match(call('HGET', rows, n .. 's'), '^%S+(.*)$')
   if head == number then
-    call('HSET', rows, n .. 'd', text(now))
+    call('HSET', rows, n .. 's', 'retry' .. rest, n .. 'd', text(now))
   else
-    call('HSET', rows, n .. 's', 'gap' .. string.match(call('HGET', rows, n .. 's'), '^%S+(.*)$'))
+    call('HSET', rows, n .. 's', 'gap' .. rest)
   end
 end
 
