@@ -56,6 +56,12 @@ def test_a_planted_defect_is_found(name: str) -> None:
     pytest.fail(f"{name} was not found in {SEEDS_PER_PLANT} seeds: what is checked is too weak")
 
 
+def test_every_planted_defect_is_told_of() -> None:
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "outbox.md"
+    told = page.read_text(encoding="utf-8")
+    assert [name for name in PLANTS if f"| {name} |" not in told] == []
+
+
 @pytest.mark.torture
 def test_as_many_seeds_as_fit() -> None:
     until = time.monotonic() + 60 * float(os.environ.get("SEMEL_TORTURE_MINUTES", "30")) / 10
