@@ -238,6 +238,18 @@ class Broker(Protocol):
     async def aclose(self) -> None: ...
 
 
+@runtime_checkable
+class TellsShards(Protocol):
+    """A broker that remembers in how many shards a topic is published.
+
+    For one in which a reader with another number would find nothing, and nobody would notice.
+    """
+
+    async def published_shards(self, topic: str) -> int | None:
+        """As of the last owner of a shard who began to publish; None where nobody has said."""
+        ...
+
+
 # --- effects ------------------------------------------------------------------------------------
 
 Handle: TypeAlias = Callable[[Message, Any], Awaitable[None] | None]

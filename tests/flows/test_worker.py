@@ -1249,6 +1249,61 @@ def test_the_status_tells_of_shards_members_and_lag():
     assert busy.topics == {TOPIC: TopicStatus(applied=1)}
 
 
+class Told(MemoryBroker):
+    """Says what the relays have told it."""
+
+    published: int | None = None
+    error: Exception | None = None
+
+    async def published_shards(self, topic: str) -> int | None:
+        if self.error is not None:
+            raise self.error
+        return self.published
+
+
+def told(loop: SimLoop, published: int | None) -> World:
+    world = World(loop, shards=4)
+    world.real_broker = world.broker = Told(shards=4)
+    world.broker.published = published
+    return world
+
+
+def test_a_worker_with_another_number_of_shards_than_the_relays_is_refused():
+    async def main(loop):
+        world = told(loop, 2)
+        with pytest.raises(SettingsError, match="4 shards") as refused:
+            await world.recording().run()
+        return str(refused.value)
+
+    said = simulate(main)
+    assert f"{TOPIC!r} is published in 2 shards" in said
+    assert "shards=2" in said
+
+
+def test_a_worker_ends_when_the_relays_begin_with_another_number_of_shards():
+    """Before that, and while nobody can tell, it goes on."""
+
+    async def main(loop):
+        world = told(loop, None)
+        running = asyncio.ensure_future(world.recording().run())
+        await asyncio.sleep(60)
+        world.broker.published = 4
+        await asyncio.sleep(60)
+        world.broker.error = BrokerUnavailableError("it is out")
+        await asyncio.sleep(60)
+        world.broker.error = None
+        await world.publish(message(1))
+        await until(lambda: world.effects == [("1", 1)])
+        assert not running.done()
+        world.broker.published = 8
+        await asyncio.sleep(20)
+        assert running.done()
+        with pytest.raises(SettingsError, match="published in 8 shards"):
+            await running
+
+    simulate(main)
+
+
 # --- effects outside the database ---------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from missing
 
-from semel.errors import BrokerUnavailableError
+from semel.errors import BrokerUnavailableError, SettingsError
 from semel.messages import (
     Behind,
     Delivery,
@@ -47,7 +47,7 @@ from semel.messages import (
     Tail,
     Taken,
 )
-from semel.ports import Broker, Consumer
+from semel.ports import Broker, Consumer, TellsShards
 from semel.testing.traffic import Move, Sender, Traffic, message, moves
 
 Opened = Callable[..., Awaitable[Broker]]
@@ -295,6 +295,25 @@ class BrokerContract:
             assert await self.reads_all(consumer) == []
             tail = await broker.tail(topic, shard)
             assert tail in {Tail(shard + 11, f"{topic}-{shard + 11}"), None}
+
+    async def test_who_has_another_number_of_shards_is_refused_or_can_be_told(
+        self, opened: Opened, topic: str
+    ) -> None:
+        """The last one who published is right: an outbox may be divided anew."""
+        three = await opened(shards=3)
+        if isinstance(three, TellsShards):
+            assert await three.published_shards(topic) is None
+        await three.join(topic, "billing")
+        assert await Sender(three, topic, 2).send(1) == Taken(1)
+        try:
+            two = await opened(shards=2)
+        except SettingsError:
+            return
+        if isinstance(three, TellsShards) and isinstance(two, TellsShards):
+            await two.join(topic, "billing")
+            assert await two.published_shards(topic) == 3
+            assert await Sender(two, topic, 1, fence=2).send(7) == Taken(1)
+            assert await three.published_shards(topic) == 2
 
     # --- publishing again -------------------------------------------------------------------
 

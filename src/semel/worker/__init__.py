@@ -35,10 +35,15 @@ from typing import Any, Literal, TypeVar
 
 from semel.circuit import Circuit
 from semel.colour import ASYNC
-from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.errors import (
+    BrokerUnavailableError,
+    SemelError,
+    SettingsError,
+    StoreUnavailableError,
+)
 from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
-from semel.ports import Broker, Inbox, Store
+from semel.ports import Broker, Inbox, Store, TellsShards
 from semel.settings import as_store
 from semel.shards import LEASE_S, Hold, Shards
 from semel.values import value
@@ -59,6 +64,9 @@ IDLE_S = 300.0
 # How often the inbox is swept, and how many ids in one call.
 SWEEP_EVERY_S = 60.0
 SWEEP_IDS = 1000
+
+# How often the broker is asked whether the relays still have as many shards.
+COMPARE_EVERY_S = 10.0
 
 # What a process is usually given between the request to end and its end is 30 s.
 GRACE_S = 25.0
@@ -160,6 +168,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._shards: Shards | None = None
         self._works: set[asyncio.Task[Any]] = set()
+        self._fault: Exception | None = None
         self._counts: dict[str, _Counts] = {}
         self._error = ""
         self._lag_s: float | None = None
@@ -215,7 +224,9 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. What is in hand is finished, and every shard handed over.
 
-        Cancelled, it drops everything at once: what was not committed did not happen.
+        Cancelled, it drops everything at once: what was not committed did not happen. What no
+        waiting mends, such as another number of shards than the relays have, raises
+        `SettingsError`.
         """
         if not self.handlers.topics:
             raise SettingsError("this worker has no handler; give one with @worker.on(...)")
@@ -238,6 +249,9 @@ class Worker:
             self._stopping.clear()
             if self.store is not self._given:
                 await self.store.aclose()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
 
     async def _begin(self) -> None:
         """A baseline is set before the first message is seen, or that one would wait for others."""
@@ -255,7 +269,9 @@ class Worker:
 
     async def _take_part(self, shards: Shards) -> None:
         party = asyncio.create_task(shards.run(self._own))
-        sweeping = asyncio.create_task(self._sweep(shards))
+        beside = [
+            asyncio.create_task(work) for work in (self._sweep(shards), self._compare_shards())
+        ]
         try:
             await asyncio.shield(party)
         except BaseException:
@@ -264,7 +280,8 @@ class Worker:
             party.cancel()
             raise
         finally:
-            sweeping.cancel()
+            for each in beside:
+                each.cancel()
             await asyncio.wait([party])
             if self._works:  # cut off at the end of their grace; a thread goes on all the same
                 await asyncio.wait(self._works, timeout=CLOSING_S)
@@ -276,6 +293,18 @@ class Worker:
             with contextlib.suppress(SemelError):  # later, then
                 while 0 in shards.owned and await self.inbox.sweep(limit=SWEEP_IDS) == SWEEP_IDS:
                     pass
+
+    async def _compare_shards(self) -> None:
+        """With another number than the relays' some messages would be read by nobody."""
+        while isinstance(self.broker, TellsShards):
+            for topic in self.handlers.topics:
+                with contextlib.suppress(BrokerUnavailableError):  # the lanes tell of that
+                    published = await self.broker.published_shards(topic)
+                    if published not in (None, self.broker.shards):
+                        self._fault = _other_shards(topic, published, self.broker.shards)
+                        self.stop()
+                        return
+            await ASYNC.sleep(COMPARE_EVERY_S)
 
     async def _own(self, hold: Hold) -> None:
         task = asyncio.current_task()
@@ -351,6 +380,14 @@ def _topics(given: Any) -> list[str]:
     if not topics or not all(isinstance(each, str) and each for each in topics):
         raise SettingsError(f"topic={given!r} is no topic; write topic='orders', or several")
     return topics
+
+
+def _other_shards(topic: str, published: int | None, ours: int) -> SettingsError:
+    return SettingsError(
+        f"{topic!r} is published in {published} shards, and this worker was told {ours} shards, so "
+        f"some messages would be read by nobody: give its broker shards={published}, as in "
+        f"connect('redis://localhost?shards={published}')"
+    )
 
 
 def _store_of(inbox: Inbox, store: Store | str | None) -> Store:

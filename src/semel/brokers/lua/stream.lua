@@ -2,7 +2,8 @@
 --
 -- KEYS: the stream, and the hash beside it: `fence`, `position` and `id` of the last entry that a
 -- relay has added, `retry` (the length at which trimming is tried again); of each group `owner:`
--- (fence and token of the one who may read) and `read:` (what was handed out last).
+-- (fence and token of the one who may read) and `read:` (what was handed out last). The hash of the
+-- topic's own name has `shards`, too.
 -- Covered by tests/contract/test_redis_broker.py.
 
 local call = redis.call

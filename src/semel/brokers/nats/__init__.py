@@ -25,6 +25,7 @@ when its first worker starts: what was trimmed by then, it never sees. Name it i
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,8 +33,8 @@ from urllib.parse import urlsplit
 
 from semel.brokers import rules
 from semel.brokers.shared import check_driver
-from semel.errors import SettingsError
-from semel.messages import Backlog, Batch, Features, Receipt, Tail
+from semel.errors import BrokerUnavailableError, SettingsError
+from semel.messages import Backlog, Batch, Features, Receipt, Tail, Taken
 
 try:
     from nats.aio.client import __version__ as _driver
@@ -48,6 +49,8 @@ from semel.brokers.nats.line import Line, servers_of
 from semel.brokers.nats.stream import Settings, Stream
 
 __all__ = ["NatsBroker", "NatsConsumer"]
+
+log = logging.getLogger("semel")
 
 # Before it, nobody is told that a connection was lost.
 OLDEST_DRIVER = (2, 15)
@@ -101,6 +104,7 @@ class NatsBroker:
         self._streams: dict[tuple[str, int], Stream] = {}
         self._consumers: dict[tuple[str, str, int], NatsConsumer] = {}
         self._declared: set[str] = set()
+        self._told: set[str] = set()
 
     async def publish(self, batch: Batch) -> Receipt:
         rules.check(batch, self.shards)
@@ -108,7 +112,28 @@ class NatsBroker:
             for group in self._groups.get(batch.topic, ()):
                 await self.join(batch.topic, group)
             self._declared.add(batch.topic)
-        return await self._stream(batch.topic, batch.shard).publish(batch)
+        receipt = await self._stream(batch.topic, batch.shard).publish(batch)
+        # Afterwards: by then it is known that no later owner is at work.
+        if isinstance(receipt, Taken) and batch.topic not in self._told:
+            self._told.add(batch.topic)
+            await self._tell_shards(batch.topic)
+        return receipt
+
+    async def _tell_shards(self, topic: str) -> None:
+        """Only a note for workers: whoever may not make it publishes all the same."""
+        try:
+            await self._stream(topic, 0).tell_shards(self.shards)
+        except (BrokerUnavailableError, SettingsError) as error:
+            log.warning(
+                "semel: NATS does not note that %r has %d shards, so a worker with another number "
+                "is not told: %s",
+                topic,
+                self.shards,
+                error,
+            )
+
+    async def published_shards(self, topic: str) -> int | None:
+        return await self._stream(topic, 0).told_shards()
 
     async def tail(self, topic: str, shard: int) -> Tail:
         return (await self._stream(topic, shard).look()).tail

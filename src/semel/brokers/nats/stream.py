@@ -68,6 +68,9 @@ NO_ROOM = {10002, 10023, 10047, 10077}
 
 LONGEST_NAME = 255
 
+# In the metadata of a topic's first stream: in how many shards the topic is published.
+SHARDS = "semel-shards"
+
 # So many messages are on their way at once; the server is not asked to hold more.
 WINDOW = 1000
 
@@ -267,6 +270,23 @@ class Stream:
         if error_code(answer) not in {None, OTHER_SETTINGS}:
             raise refused(answer, f"make {self}")
         self._is_made = True
+
+    async def tell_shards(self, shards: int) -> None:
+        """Note in how many shards the topic is published."""
+        await self.make()
+        config = (await self._info()).get("config") or {}
+        metadata = config.get("metadata") or {}
+        if metadata.get(SHARDS) == str(shards):
+            return
+        changed = config | {"metadata": metadata | {SHARDS: str(shards)}}
+        answer = await self.line.api(f"STREAM.UPDATE.{self.name}", changed)
+        if error_code(answer) is not None:
+            raise refused(answer, f"note the shards of {self.topic!r}")
+
+    async def told_shards(self) -> int | None:
+        config = (await self._info()).get("config") or {}
+        told = (config.get("metadata") or {}).get(SHARDS)
+        return None if told is None else int(told)
 
     def _get(self, which: Mapping[str, Any]) -> Request:
         return api_request(f"STREAM.MSG.GET.{self.name}", which)

@@ -103,6 +103,8 @@ class RedisBroker:
         self._link = Link(way, timeout_s)
         self._streams: dict[tuple[str, int], Stream] = {}
         self._declared: set[Stream] = set()
+        self._told: set[str] = set()
+        """The topics of which Redis knows in how many shards they are."""
         self._most = SURELY_TAKEN
         """How many bytes Redis takes in one piece, as far as we had to know."""
 
@@ -110,6 +112,14 @@ class RedisBroker:
 
     async def publish(self, batch: Batch) -> Receipt:
         rules.check(batch, self.shards)
+        receipt = await self._publish(batch)
+        # Afterwards: by then it is known that no later owner is at work.
+        if isinstance(receipt, Taken) and batch.topic not in self._told:
+            await self._link.ask(self._whole(batch.topic).call(scripts.SHARDS, self.shards))
+            self._told.add(batch.topic)
+        return receipt
+
+    async def _publish(self, batch: Batch) -> Receipt:
         stream = self._stream(batch.topic, batch.shard)
         if stream not in self._declared:
             await self._declare(stream)
@@ -240,6 +250,10 @@ class RedisBroker:
 
     # --- looking ----------------------------------------------------------------------------
 
+    async def published_shards(self, topic: str) -> int | None:
+        told = await self._link.ask(self._whole(topic).call(scripts.SHARDS))
+        return None if told is None else int(told)
+
     async def tail(self, topic: str, shard: int) -> Tail:
         tail = (await self.backlog(topic, shard)).tail
         return tail or Tail()
@@ -269,6 +283,10 @@ class RedisBroker:
             rules.check_shard(shard, self.shards)
             stream = self._streams[topic, shard] = stream_of(topic, shard, self.shards)
         return stream
+
+    def _whole(self, topic: str) -> Stream:
+        """What is known of a topic by those, too, who do not know how many shards it has."""
+        return stream_of(topic, 0, 1)
 
     def __repr__(self) -> str:
         return f"RedisBroker({self._link.shown!r}, shards={self.shards})"
