@@ -658,7 +658,7 @@ def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
 
     made = semel_cli("db", "init", url)
     assert made.exit_code == 0
-    assert "in order" in made.stdout
+    assert "schema version ledger 1, outbox 2, inbox 1, in order" in made.stdout
     assert semel_cli("db", "init", url).exit_code == 0
     assert answer("db", "upgrade", url)["ok"]
     assert answer("db", "check", url) == {"ok": True, "version": 1, "problems": []}
@@ -734,7 +734,6 @@ def foreign_files(path):
         f"sqlite:///{path}/empty.db": "no tables of SQLiteStore",
         f"sqlite:///{path}/other.db": f"has other tables; for tables in your application's "
         f"database use sqlite+pysqlite:///{path}/other.db",
-        f"sqlite:///{path}/sql.db": f"made by SQLStore; write sqlite+pysqlite:///{path}/sql.db",
         f"sqlite:///{path}/newer.db": "upgrade Semel",
         f"sqlite:///{path}/hollow.db": "no such table",
         f"sqlite:///{path}/nodir/x.db": "nor a folder to make it in",
@@ -769,7 +768,6 @@ def test_check_looks_at_what_is_on_disk_and_changes_nothing(tmp_path):
     "name",
     [
         "sqlite:///{}/source.py",
-        "sqlite:///{}/sql.db",
         "sqlite:///{}/other.db",
         "file://{}/full",
     ],
@@ -782,7 +780,7 @@ def test_init_makes_nothing_in_a_strangers_place(name, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("ledger", "list"), ("db", "check"), ("db", "init")])
-def test_an_applications_own_database_is_opened_by_the_url_it_is_told(words, tmp_path):
+def test_an_sqlite_file_is_opened_as_the_store_that_made_it(words, tmp_path):
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE orders (id TEXT)")
@@ -790,11 +788,50 @@ def test_an_applications_own_database_is_opened_by_the_url_it_is_told(words, tmp
     run(SQLStore(engine, create=True).ledger(SYNC).look(b"none"))
     engine.dispose()
 
-    refused = semel_cli(*words, f"sqlite:///{tmp_path}/shop.db")
-    assert refused.exit_code != 0
-    told = re.search(r"made by SQLStore; write (\S+)$", refused.stderr.strip())
-    assert told is not None, refused.stderr
-    assert semel_cli(*words, told[1]).exit_code == 0
+    for scheme in ("sqlite", "sqlite+pysqlite"):
+        opened = semel_cli(*words, f"{scheme}:///{tmp_path}/shop.db")
+        assert opened.exit_code == 0, opened.stderr
+
+
+def test_a_new_sqlite_ledger_says_that_it_is_no_outbox(tmp_path):
+    new = f"{tmp_path}/new.db"
+    made = semel_cli("db", "init", f"sqlite:///{new}")
+    assert made.exit_code == 0
+    assert "a ledger only" in made.stderr
+    told = re.search(r"`semel db init (sqlite\+pysqlite:///\S+)`", made.stderr)
+    assert told is not None, made.stderr
+    assert "a ledger only" not in semel_cli("db", "check", f"sqlite:///{new}").stderr
+    (tmp_path / "new.db").unlink()
+    assert semel_cli("db", "init", told[1]).exit_code == 0
+    assert semel_cli("outbox", "status", f"sqlite:///{new}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("outbox", "status"),
+        ("parked", "list"),
+        ("doctor", "--no-canary"),
+        ("relay", "--to", "redis://localhost"),
+        ("db", "init"),
+        ("db", "check"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+pysqlite"])
+def test_a_ledger_of_its_own_is_told_from_a_database_with_an_outbox(filled, words, scheme):
+    first, *more = words
+    url = filled.replace("sqlite:", f"{scheme}:")
+    found = (
+        semel_cli(*words, url)
+        if first in ("db", "outbox", "parked")
+        else semel_cli(first, url, *more)
+    )
+    if (first, scheme) == ("db", "sqlite"):  # which is right as it is
+        assert found.exit_code == 0
+        return
+    assert found.exit_code in (1, 2)
+    assert "made by SQLiteStore" in found.stderr
+    assert "another file" in found.stderr
 
 
 def test_the_url_in_a_report_is_the_one_to_paste(tmp_path):

@@ -139,7 +139,7 @@ def _report(error: Any) -> int:
 def _opened(url: str) -> Iterator[Admin]:
     with reporting(url):
         _refuse_empty(url)
-        with Admin(url) as desk:
+        with Admin(disk.meant(url)) as desk:
             yield desk
 
 
@@ -498,13 +498,14 @@ def check_tables(url: Url = "", as_json: Json = False) -> None:
 def _tables(verb: str, url: str, *, as_json: bool) -> None:
     with reporting(url):
         _refuse_without_tables(url)
+        url = disk.meant(url)
         if on_disk(url):
             _show_disk(verb, url, as_json=as_json)
             return
         from semel.stores.sql import schema
 
         report = getattr(schema, verb)(url)
-    where = f"{show.redact(report.database, url)}: schema version {report.version}"
+    where = f"{show.redact(report.database, url)}: {report.told}"
     _show_report(where, report.version, report.problems, as_json=as_json)
 
 
@@ -514,6 +515,8 @@ def _show_disk(verb: str, url: str, *, as_json: bool) -> None:
     if verb == "init" and found.free:
         connect(url).close()
         found = disk.look(url)
+        if found.version and url.lower().startswith("sqlite:") and not as_json:
+            show.print_error(disk.ledger_only(found.path))
     where = f"{found.path}: format version {found.version}" if found.version else ""
     problems = [found.problem] if found.problem else []
     _show_report(where, found.version, problems, as_json=as_json)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semel.cli import disk
 from semel.cli.command import ENV, needed, refuse_memory
 from semel.errors import SettingsError
 from semel.stores import path_of
@@ -49,8 +50,18 @@ def open_store(url: str, what: str = "an outbox") -> SQLStore:
             f"{url!r} is not the URL of an SQL database, and {what} is in one; write "
             "postgresql://, mysql://, mariadb:// or sqlite:///path.db"
         )
-    if _kind(url) == "sqlite" and not Path(path_of(url)).exists():
-        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
+    if _kind(url) == "sqlite":
+        _refuse_file(path_of(url), what)
     from semel.stores.sql import SQLStore
 
     return SQLStore(url)
+
+
+def _refuse_file(path: str, what: str) -> None:
+    if not Path(path).exists():
+        raise SettingsError(f"there is nothing at {path!r}; check the path in the URL")
+    if disk.maker(path) == "SQLiteStore":
+        raise SettingsError(
+            f"{path} was made by SQLiteStore and is a ledger only; {what} is in another file: "
+            "`semel db init sqlite+pysqlite:///PATH` makes one"
+        )

@@ -7,6 +7,7 @@ path would be answered with a new and empty ledger.
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,18 @@ from pathlib import Path
 from semel.errors import StoreUnavailableError
 from semel.stores import path_of
 
-__all__ = ["Found", "look"]
+__all__ = ["Found", "ledger_only", "look", "maker", "meant"]
 
 INIT = "`semel db init URL` makes a ledger there"
+
+
+def ledger_only(path: str) -> str:
+    """What a new file of SQLiteStore is not."""
+    other = shlex.quote(f"sqlite+pysqlite:///{path}")
+    return (
+        f"{path} is a ledger only; if you want an outbox or an inbox there, delete it and run "
+        f"`semel db init {other}`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,30 @@ def _file(path: str) -> Found:
         return Found(path, problem=str(error))
     finally:
         connections.close()
+
+
+def maker(path: str) -> str:
+    """The store of ours that made this file, "" for none, or for one that cannot be read."""
+    from semel.stores.sqlite import schema
+    from semel.stores.sqlite.connections import Connections
+
+    if not Path(path).is_file():
+        return ""
+    connections = Connections(str(Path(path).absolute()))
+    try:
+        return connections.read(schema.maker)
+    except StoreUnavailableError:
+        return ""
+    finally:
+        connections.close()
+
+
+def meant(url: str) -> str:
+    """`sqlite:` opens a file as the store that made it; for the library it is SQLiteStore alone."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() == "sqlite" and maker(path_of(url)) == "SQLStore":
+        return f"sqlite+pysqlite://{rest}"
+    return url
 
 
 def _tables(path: str, connection: sqlite3.Connection) -> Found:

@@ -155,10 +155,14 @@ def _sqlite_fault(error: Any) -> Fault:
     return SQLITE_CODES.get(code & 0xFF, Fault.OTHER)
 
 
+def pasted(where: str) -> str:
+    """The database as it can be given to a command."""
+    return shlex.quote(where) if _is_file(where) else "URL"  # a server's lacks its user
+
+
 def no_table(where: str) -> NoTableError:
-    url = shlex.quote(where) if _is_file(where) else "URL"  # a server's lacks its user
     return NoTableError(
-        f"there is no table idempotency in {where}; run `semel db init {url}`, "
+        f"there is no table idempotency in {where}; run `semel db init {pasted(where)}`, "
         "or open the store with SQLStore(..., create=True)"
     )
 

@@ -41,7 +41,15 @@ from semel.stores import inbox_rules as rules
 from semel.stores.inbox_rules import Course, Failure, Retry
 from semel.stores.rules import moment
 from semel.stores.sql import schema
-from semel.stores.sql.faults import TRIES, Fault, NoTableError, fault_of, pause_s, unavailable
+from semel.stores.sql.faults import (
+    TRIES,
+    Fault,
+    NoTableError,
+    fault_of,
+    pasted,
+    pause_s,
+    unavailable,
+)
 from semel.stores.sql.inbox_sessions import (
     FailedError,
     IdleError,
@@ -551,8 +559,8 @@ def _passing(error: exc.DBAPIError) -> Fault | None:
 
 def _no_table(where: str) -> NoTableError:
     return NoTableError(
-        f"there are no tables of an inbox in {where}; run `semel db init URL` (or upgrade), or "
-        "open it with SQLInbox(..., create=True)"
+        f"there are no tables of an inbox in {where}; run `semel db init {pasted(where)}` (or "
+        "upgrade), or open it with SQLInbox(..., create=True)"
     )
 
 

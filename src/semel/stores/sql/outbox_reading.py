@@ -29,7 +29,7 @@ from semel.keys import plain
 from semel.messages import SLOTS, Message, Tail, slots_of
 from semel.stores.sql import SQLStore
 from semel.stores.sql import outbox_cursor as cursors
-from semel.stores.sql.faults import NoTableError
+from semel.stores.sql.faults import NoTableError, pasted
 from semel.stores.sql.ledger import AsyncLedger, Home
 from semel.stores.sql.lines import AsyncLines, Work
 from semel.stores.sql.links import Link
@@ -248,8 +248,8 @@ class OutboxReader:
             return await links.run(home, ledger, work)
         except NoTableError as error:
             raise NoTableError(
-                f"{self._store.where} has no outbox that can be read; run `semel db upgrade URL`, "
-                "or `semel db init URL` where there are no tables at all"
+                f"{self._store.where} has no outbox that can be read; run "
+                f"`semel db init {pasted(self._store.where)}`, or upgrade where older tables are"
             ) from error
 
     def __repr__(self) -> str:

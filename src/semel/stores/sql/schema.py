@@ -457,8 +457,8 @@ async def _say_once(link: Link, statement: str) -> None:
 
 def _of_sqlite_store(path: str) -> str:
     return (
-        f"{path} was made by SQLiteStore; write sqlite:///{path}, as in semel.connect(...), or "
-        "give SQLStore another file"
+        f"{path} was made by SQLiteStore; write sqlite:///{path}, as in semel.connect(...). It is "
+        "a ledger only: for an outbox or an inbox give SQLStore another file"
     )
 
 
@@ -492,11 +492,15 @@ async def _mark(link: Link, part: Part, reached: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found: the ledger's version, and everything that is not as it should be."""
+    """What was found: the version of each part, and everything that is not as it should be.
+
+    `version` is the ledger's.
+    """
 
     database: str
     version: int
     problems: tuple[str, ...] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -506,10 +510,16 @@ class Report:
     def exit_status(self) -> int:
         return 0 if self.ok else 1
 
+    @property
+    def told(self) -> str:
+        """The versions, for people."""
+        parts = ", ".join(f"{part} {version}" for part, version in self.versions.items())
+        return f"schema version {parts or self.version}"
+
     def __str__(self) -> str:
         if self.ok:
-            return f"{self.database}: schema version {self.version}, as it should be"
-        return "\n".join((f"{self.database}: schema version {self.version}", *self.problems))
+            return f"{self.database}: {self.told}, as it should be"
+        return "\n".join((f"{self.database}: {self.told}", *self.problems))
 
 
 def init(engine_or_url: sa.Engine | AsyncEngine | str) -> Report:
@@ -560,7 +570,7 @@ def _check(source: lines.SyncLines) -> Report:
         ]
     except source.errors as error:
         raise unavailable(database, error) from error
-    return Report(database, reached[PARTS[0].name], tuple(problems))
+    return Report(database, reached[PARTS[0].name], tuple(problems), reached)
 
 
 @dataclass(frozen=True, slots=True)

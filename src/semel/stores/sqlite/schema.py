@@ -152,6 +152,14 @@ def foreign(connection: sqlite3.Connection, path: str) -> str:
     )
 
 
+def maker(connection: sqlite3.Connection) -> str:
+    """The store of ours that made this file, "" for none."""
+    names = _names(connection)
+    if _is_sql_store(connection, names):
+        return "SQLStore"
+    return "SQLiteStore" if "idempotency_floor" in names else ""
+
+
 def _names(connection: sqlite3.Connection) -> set[str]:
     select = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB 'sqlite_*'"
     return {name for (name,) in connection.execute(select)} - BESIDE
