@@ -292,6 +292,15 @@ class GoesOnReading(ConsumerHere):
             return []
 
 
+class NeverMissesItsPlace(Streams):
+    """A request to open that came late has the reader's place, and the reader is not told."""
+
+    def open(self, topic: str, shard: int, name: str, fence: int) -> Opened:
+        opened = super().open(topic, shard, name, fence)
+        opened.consumer._fence = -1
+        return opened
+
+
 class NoOwner(Streams):
     """Hands out to whoever asks: that nobody else is at it was looked at before, by the asker."""
 
@@ -344,6 +353,9 @@ PLANTS = {
     "markers expire": Plan(inbox=ForgetsInTime, faults=("rewind",)),
     "effect and memory are two writes": Plan(inbox=TwoWrites),
     "only the lowest pending are taken over": Plan(consumer=LooksOnce),
+    "a late request keeps the reader's place": Plan(
+        streams=NeverMissesItsPlace, faults=("weather", "broker")
+    ),
     "nobody checks who reads": Plan(streams=NoOwner, faults=FROZEN),
     "leases are not renewed": Plan(shards=NeverRenews, faults=()),
     "crashes are not counted": Plan(inbox=CountsNoCrashes, faults=("killer",)),

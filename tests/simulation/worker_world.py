@@ -28,6 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -337,9 +338,11 @@ class LedgerHere(FaultyLedger):
         return await super().ask(serve)
 
 
+OUTAGES = ("broker", "inbox", "store", "handler")
+
 ALL = (
-    "crash", "die_here", "freeze", "stumble", "cut", "stop", "join", "rewind", "broker", "inbox",
-    "store", "handler", "weather", "killer",
+    "crash", "die_here", "freeze", "stumble", "cut", "stop", "join", "rewind", "weather", "killer",
+    *OUTAGES,
 )  # fmt: skip
 
 
@@ -407,14 +410,14 @@ class World(PartyWorld):
         self.in_batches = chance.random() < 0.5
         self.inbox = plan.inbox(self)
         self.streams = plan.streams(self)
-        if "weather" not in plan.faults:
+        if not self._may("weather"):
             self.network.weather = self.line.weather = CALM
         # A request may come late, when its sender has given up; nobody sends it twice.
         self.wire = Line(self, replace(self.network.weather, doubled=0.0))
         # Where few faults happen, they happen often.
         often = [1.0] if plan.faults != ALL else [0.0, 0.3, 1.0]
-        self.stumbles = 0.15 * chance.choice(often) * ("stumble" in plan.faults)
-        self.deaths = 0.01 * chance.choice(often) * ("die_here" in plan.faults)
+        self.stumbles = 0.15 * chance.choice(often) * self._may("stumble")
+        self.deaths = 0.01 * chance.choice(often) * self._may("die_here")
         self.wanted = chance.randint(1, 3)
         self.is_mended = False
         self.is_wrong = asyncio.Event()
@@ -588,14 +591,12 @@ class World(PartyWorld):
 
     def _misfortunes(self) -> Sequence[Callable[[], None]]:
         hosts = ["join", "crash", "crash", "freeze", "freeze", "stop", "cut", "rewind", "rewind"]
-        names = [name for name in hosts if name in self.plan.faults]
-        outages = [name for name in ("broker", "inbox", "store", "handler") if self._may(name)]
-        nothing = [lambda: None]
-        return [
-            *(getattr(self, name) for name in names),
-            *(lambda name=name: self._toggle(name) for name in outages),
-            *nothing,
-        ]
+        mishaps = [getattr(self, name) for name in hosts if self._may(name)]
+        outages = [partial(self._toggle, name) for name in OUTAGES if self._may(name)]
+        return [*mishaps, *outages, self._nothing]
+
+    def _nothing(self) -> None:
+        pass
 
     def _may(self, fault: str) -> bool:
         return fault in self.plan.faults
@@ -633,7 +634,7 @@ class World(PartyWorld):
         self.away ^= {what}
 
     async def _long_outage(self) -> None:
-        names = [name for name in ("broker", "inbox", "store", "handler") if self._may(name)]
+        names = [name for name in OUTAGES if self._may(name)]
         if names:
             self.hit("long_outage")
             self.away |= set(self.chance.sample(names, self.chance.randint(1, len(names))))
