@@ -101,6 +101,58 @@ def test_a_setting_that_cannot_be_read_says_what_is_wanted(recorded, option, wan
         connect(f"redis://:secret@h?{option}")
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["redis://h", "redis+sentinel://h:1/m", "redis+cluster://h:1", "nats://h", "amqp://u:p@h/v"],
+)
+@pytest.mark.parametrize("option", ["shard=4", "max_len=3", "groups=orders", "shards=2&shard=4"])
+def test_a_misspelt_setting_in_a_url_is_refused_and_those_there_are_are_named(place, option):
+    with pytest.raises(SettingsError, match="no setting") as caught:
+        connect(f"{place}?{option}")
+    said = str(caught.value)
+    assert repr(option.rpartition("&")[2].partition("=")[0]) in said
+    assert "shards, maxlen, " in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rediss://h?health_check_interval=30&ssl_ca_certs=%2Fca.pem&client_name=a&protocol=3",
+        "redis+sentinel://h:1/m?sentinel_password=s&sentinel_username=u&socket_keepalive=yes",
+        "redis+cluster://h:1?read_from_replicas=yes",
+        "amqps://h?cafile=a&capath=a&keyfile=a&certfile=a&no_verify_ssl=1&heartbeat=5&name=x",
+    ],
+)
+def test_settings_of_the_driver_stay_in_the_url(url):
+    assert connect(f"{url}&shards=3").shards == 3
+
+
+def test_a_setting_in_the_url_of_a_broker_that_is_made_by_hand_says_where_to_write_it():
+    from semel.brokers import NatsBroker, RabbitBroker, RedisBroker
+
+    for broker, url in (
+        (RedisBroker, "redis://:secret@h?shards=8"),
+        (NatsBroker, "nats://h?shards=8"),
+        (RabbitBroker, "amqp://h?shards=8"),
+        (SQLiteBroker, "sqlite:///a.db?shards=8"),
+    ):
+        with pytest.raises(SettingsError, match=r"shards=.*connect\(") as caught:
+            broker(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_what_may_be_a_part_of_a_password_is_not_shown():
+    with pytest.raises(SettingsError) as caught:
+        connect("redis://:pass?secret@h/0")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_setting_that_a_broker_does_not_have_is_refused(tmp_path):
+    for url in (f"sqlite:///{tmp_path / 'a.db'}", "memory://"):
+        with pytest.raises(SettingsError, match="no setting 'groups'; it has shards, maxlen"):
+            connect(url, groups={"orders": ["billing"]})
+
+
 def test_memory():
     made = connect("memory://?shards=3&maxlen=7")
     assert isinstance(made, MemoryBroker)
@@ -130,7 +182,7 @@ async def test_sqlite(tmp_path, monkeypatch):
     [
         ("sqlite://", "needs a file; in this process alone use memory://"),
         ("sqlite:///:memory:", "needs a file"),
-        ("sqlite:///a.db?cache=shared", "no setting 'cache'"),
+        ("sqlite:///a.db?cache=shared", "no setting 'cache'.* shards, maxlen"),
         ("sqlite://events.db", "three slashes"),
         ("sqlite+pysqlite:///a.db", "needs no SQLAlchemy"),
         ("postgresql://h/db", "holds the outbox, and a relay brings it to a broker"),

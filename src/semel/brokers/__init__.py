@@ -6,10 +6,8 @@ needs a driver for a broker they do not use.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_plus
 
 from semel.errors import SettingsError
 
@@ -77,12 +75,15 @@ def connect(url: str, **settings: Any) -> Broker:
     """Open the broker at a URL. Nothing is sent before its first use.
 
     `settings` are the broker's own, and may stand in the URL instead: `sqlite:///a.db?shards=8`.
-    What else the URL asks for goes to the driver. Each `memory://` is a broker of its own; share
-    the object.
+    What else the URL asks for is the driver's; what is nobody's is refused. Each `memory://` is a
+    broker of its own; share the object.
     """
+    from semel.brokers.urls import check_names, in_a_url, split
+
     name = _broker_at(url)
     broker = _imported(name)
-    rest, written = _split(url, _kinds(broker))
+    check_names(broker, settings)
+    rest, written = split(url, in_a_url(broker))
     for option, value in written.items():
         if settings.setdefault(option, value) != value:
             raise SettingsError(
@@ -136,47 +137,3 @@ def _imported(name: str) -> Callable[..., Any]:
         ) from missing
     broker: Callable[..., Any] = getattr(module, name)
     return broker
-
-
-# --- settings in a URL --------------------------------------------------------------------------
-
-
-def _kinds(broker: Callable[..., Any]) -> dict[str, type]:
-    """What may stand in the URL: the broker's settings that are a number, a text or a bool.
-
-    Any other setting that defaults to None is an object, and cannot be written in a URL.
-    """
-    parameters = inspect.signature(broker).parameters.values()
-    settings = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    return {
-        p.name: int if p.default is None else type(p.default)
-        for p in settings
-        if isinstance(p.default, bool | int | float | str) or p.annotation == "int | None"
-    }
-
-
-def _split(url: str, kinds: dict[str, type]) -> tuple[str, dict[str, Any]]:
-    """The URL without what is for the broker, and that. What stays is left to the byte."""
-    before, _, query = url.partition("?")
-    others: list[str] = []
-    ours: dict[str, Any] = {}
-    for option in query.split("&") if query else ():
-        name, _, text = option.partition("=")
-        if name in kinds:
-            ours[name] = _read(name, unquote_plus(text), kinds[name])
-        else:
-            others.append(option)
-    return before + ("?" if others else "") + "&".join(others), ours
-
-
-_SAID = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _read(name: str, text: str, kind: type) -> Any:
-    if text.lower() == "none":
-        return None
-    try:
-        return _SAID[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise SettingsError(f"{name}={text!r} in the URL is not {wanted}") from None

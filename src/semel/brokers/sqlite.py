@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from semel.brokers import rules
+from semel.brokers.urls import check_query
 from semel.colour import ASYNC, Waiter
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.messages import (
@@ -158,9 +159,7 @@ def _path(given: str | os.PathLike[str]) -> str:
     if "://" in path:
         if not path.startswith("sqlite:"):
             raise SettingsError(f"{path!r} is no SQLite file; write a path, or sqlite:///path.db")
-        if "?" in path:
-            option = path.partition("?")[2].partition("=")[0]
-            raise SettingsError(f"a broker in SQLite has no setting {option!r} for its URL")
+        check_query(SQLiteBroker, path)
         path = path_of(path) or MEMORY
     if path == MEMORY:
         raise SettingsError("a broker in SQLite needs a file; in this process alone use memory://")

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from semel.brokers import rules
 from semel.brokers.shared import check_driver
+from semel.brokers.urls import check_query
 from semel.errors import BrokerUnavailableError, SettingsError
 from semel.messages import Backlog, Batch, Features, Receipt, Tail, Taken
 
@@ -82,6 +83,7 @@ class NatsBroker:
     ) -> None:
         check_driver("NatsBroker", "nats-py", _driver, OLDEST_DRIVER, "nats")
         rules.check_settings(shards, maxlen)
+        check_query(NatsBroker, url)
         if mode not in {"structured", "binary"}:
             raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')
         if any(isinstance(names, str) for names in (groups or {}).values()):

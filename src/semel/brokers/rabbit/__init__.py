@@ -27,6 +27,7 @@ from urllib.parse import quote, urlsplit
 
 from semel.brokers import rules
 from semel.brokers.shared import check_driver
+from semel.brokers.urls import check_query
 from semel.errors import SettingsError
 from semel.messages import (
     Backlog,
@@ -58,7 +59,7 @@ from aio_pika.exceptions import (
 
 from semel.brokers.rabbit.consumer import RabbitConsumer
 from semel.brokers.rabbit.events import SHORT, Mode, write
-from semel.brokers.rabbit.line import Line, all_of
+from semel.brokers.rabbit.line import IN_A_URL, Line, all_of
 
 __all__ = ["RabbitBroker", "RabbitConsumer"]
 
@@ -93,6 +94,7 @@ class RabbitBroker:
     ) -> None:
         check_driver("RabbitBroker", "aio-pika", _driver, OLDEST_DRIVER, "rabbitmq")
         rules.check_settings(shards, maxlen)
+        check_query(RabbitBroker, url, driver="aio-pika", known=IN_A_URL, such="heartbeat")
         if mode not in {"structured", "binary"}:
             raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')
         if any(isinstance(names, str) for names in (groups or {}).values()):

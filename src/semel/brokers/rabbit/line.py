@@ -31,6 +31,13 @@ AFTERWARDS = 5
 HEARTBEAT_S = 10
 
 
+# What aio-pika and aiormq read from a URL.
+IN_A_URL = frozenset(
+    {"auth", "heartbeat", "name", "timeout", "happy_eyeballs_delay", "interleave"}
+    | {"cadata", "cafile", "capath", "certfile", "keyfile", "no_verify_ssl"}
+)
+
+
 class Link:
     """One connection, from its opening to its end, and the channel that publishes."""
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from semel.brokers import rules
+from semel.brokers.urls import check_query
 from semel.errors import SettingsError
 from semel.messages import (
     Backlog,
@@ -41,6 +42,7 @@ from semel.messages import (
 )
 
 try:
+    from semel.stores.redis.address import in_a_url
     from semel.stores.redis.way import way_to
 except ImportError as error:
     raise SettingsError(
@@ -87,6 +89,14 @@ class RedisBroker:
             raise SettingsError(f'mode={mode!r}: write "structured" or "binary"')
         if any(isinstance(names, str) for names in (groups or {}).values()):
             raise SettingsError(f"groups={groups!r}: write a list of groups for each topic")
+        if isinstance(client_or_url, str):
+            check_query(
+                RedisBroker,
+                client_or_url,
+                driver="redis-py",
+                known=in_a_url(),
+                such="health_check_interval",
+            )
         way = way_to(client_or_url, timeout_s, "RedisBroker")
         if "async" not in way.lines:
             raise SettingsError(

@@ -11,6 +11,8 @@ TLS. The sentinels' own password is `?sentinel_password=`.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +92,22 @@ def _split(url: str) -> _Parts:
     place, slash, path = rest.partition("/")
     access, _, hosts = place.rpartition("@")
     return _Parts(scheme.lower(), access, hosts, slash + path, query)
+
+
+@functools.cache
+def in_a_url() -> frozenset[str]:
+    """The settings that redis-py has, whichever of its clients a URL leads to."""
+    kinds: list[Any] = [
+        driver.connection.ConnectionPool,
+        driver.connection.AbstractConnection,
+        driver.connection.Connection,
+        driver.connection.UnixDomainSocketConnection,
+        driver.connection.SSLConnection,
+        driver.asyncio.cluster.RedisCluster,
+    ]
+    names = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    names -= {"kwargs", "connection_kwargs", "connection_class"}
+    return frozenset({*names, "sentinel_username", "sentinel_password"})
 
 
 def _single(url: str, settings: dict[str, Any]) -> Address:
