@@ -20,14 +20,15 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from semel.colour import ASYNC
 from semel.errors import SemelError
-from semel.keys import make_key, new_attempt
+from semel.keys import new_attempt
 from semel.ports import Store, StoreLedger
-from semel.values import Claim, Kept, Key, Record, State, Terms, Won
+from semel.stores.owners import is_live, key_of, owners
+from semel.values import Claim, Kept, Key, Record, Terms, Won
 
 __all__ = ["Hold", "Shards", "owners"]
 
@@ -202,7 +203,7 @@ class Shards:
     async def _ours(self, ledger: StoreLedger) -> Sequence[int]:
         """The shards that fall to us, by where everybody sits."""
         seen = await _all([ledger.look(self._key(f"seat {n}").id) for n in range(self._count)])
-        taken = {n: record for n, record in enumerate(seen) if record and _is_live(record)}
+        taken = {n: record for n, record in enumerate(seen) if record and is_live(record)}
         mine = await self._sit(ledger, taken)
         seats = sorted({*taken} if mine is None else {*taken, mine})
         self.members = len(seats)
@@ -246,7 +247,7 @@ class Shards:
         return hold
 
     def _key(self, what: str) -> Key:
-        return _key(self._name, what)
+        return key_of(self._name, what)
 
     def _heard(self, error: Exception | None) -> None:
         """An outage is told once, and its end."""
@@ -300,21 +301,6 @@ class Shards:
         with contextlib.suppress(SemelError, TimeoutError):
             async with asyncio.timeout(self._terms.lease_s):
                 await ledger.release(claim)
-
-
-async def owners(store: Store, name: str, count: int) -> Mapping[int, str]:
-    """Who owns the shards of a name just now, by host and process; without those nobody owns."""
-    ledger = store.ledger(ASYNC)
-    seen = await _all([ledger.look(_key(name, f"shard {n}").id) for n in range(count)])
-    return {n: record.holder for n, record in enumerate(seen) if record and _is_live(record)}
-
-
-def _key(name: str, what: str) -> Key:
-    return make_key(f"{name} {what}", operation="semel.shards", per_operation=True)
-
-
-def _is_live(record: Record) -> bool:
-    return record.state is State.PENDING and record.lease_until > record.seen_at
 
 
 async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

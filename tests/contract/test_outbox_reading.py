@@ -22,12 +22,14 @@ from semel.colour import ASYNC
 from semel.errors import SettingsError
 from semel.messages import Tail, shard_of
 from semel.outbox import Event, Outbox
+from semel.stores.owners import key_of
 from semel.stores.sql import SQLStore, init, outbox_lag, outbox_notify, outbox_pages, outbox_placing
 from semel.stores.sql import outbox_cursor as cursors
 from semel.stores.sql import outbox_reading as reading
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.outbox_bell import listen
 from semel.stores.sql.outbox_reading import Lane, OutboxReader
+from semel.values import Terms
 
 pytestmark = pytest.mark.contract
 
@@ -767,6 +769,20 @@ async def test_who_is_at_work_while_shards_are_divided_reads_and_moves_nothing_m
         assert not await follower.reader.advance(
             follower.cursor, position=position, tails={}, lanes={}
         )
+
+
+async def test_nothing_is_divided_anew_while_somebody_owns_a_shard(desk):
+    reader, followers = await drained(desk, 2)
+    key = key_of("relay:default", "shard 1")
+    ledger = desk.store.ledger(ASYNC)
+    claim = (await ledger.claim(key, attempt="web-1:7/x", terms=Terms(lease_s=60, ttl_s=60))).claim
+    with pytest.raises(SettingsError, match=r"shard 1 is owned by web-1:7.*stop"):
+        await desk.reader().reshard(4)
+    first = followers[0].cursor
+    assert await reader.advance(first, position=first.position, tails={}, lanes={})
+    await ledger.release(claim)
+    await desk.reader().reshard(4)
+    assert await reader.relays() == {"default": 4}
 
 
 async def test_a_name_that_nobody_has_used_is_divided_by_who_comes_first(desk):

@@ -27,6 +27,7 @@ from semel.colour import ASYNC, Waiter
 from semel.errors import SettingsError
 from semel.keys import plain
 from semel.messages import SLOTS, Message, Tail, slots_of
+from semel.stores.owners import owners
 from semel.stores.sql import SQLStore
 from semel.stores.sql import outbox_cursor as cursors
 from semel.stores.sql.faults import NoTableError, pasted
@@ -38,7 +39,7 @@ from semel.stores.sql.outbox_lag import Holder, Lag, lag, long_transactions
 from semel.stores.sql.outbox_notify import hear
 from semel.stores.sql.outbox_pages import Stretch, fetch, messages
 from semel.stores.sql.outbox_placing import place
-from semel.stores.sql.outbox_reshard import reshard
+from semel.stores.sql.outbox_reshard import refused, reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, sweep
 from semel.stores.sql.outbox_watermark import decided
 from semel.values import value
@@ -172,8 +173,17 @@ class OutboxReader:
         Refused when something is not. Relays with the old number stop at once.
         """
         wanted = _checked_shards(shards)
+        await self._refuse_owned()
         await self._run(lambda link: reshard(link, self._party.name, wanted, news))
         self._party = Party(self._party.name, wanted)
+
+    async def _refuse_owned(self) -> None:
+        """Relays at work would be left with another number of shards than theirs, and end."""
+        name = self._party.name
+        count = (await self.relays()).get(name, 0)
+        owned = await owners(self._store, f"relay:{name}", count)
+        if owned:
+            raise refused(name, f"{_told(owned)}: stop these relays")
 
     # --- for people -------------------------------------------------------------------------
 
@@ -279,6 +289,12 @@ def _checked_name(name: str) -> str:
             f"a name of relays has 1 to {NAME_BYTES} bytes and no space at its ends: {text!r}"
         )
     return text
+
+
+def _told(owned: Mapping[int, str]) -> str:
+    shards, holders = ", ".join(map(str, sorted(owned))), ", ".join(sorted({*owned.values()}))
+    one = len(owned) == 1
+    return f"{'shard' if one else 'shards'} {shards} {'is' if one else 'are'} owned by {holders}"
 
 
 def _checked_shards(shards: int) -> int:

@@ -48,7 +48,7 @@ async def reshard(
     async with transaction(link):
         found = await _found(link, name, UPDATE[link.dialect.name])
         if found is None or found.fences != before.fences:
-            raise _refused(name, "a relay has just taken a shard: stop all relays of the name")
+            raise refused(name, "a relay has just taken a shard: stop all relays of the name")
         await _refuse_unpublished(link, Party(name, found.shards), found, upto)
         await _divide(link, Party(name, shards), found, upto)
 
@@ -68,12 +68,12 @@ async def _found(link: Link, name: str, lock: str = "") -> _Found | None:
 async def _refuse_unpublished(link: Link, party: Party, found: _Found, upto: int) -> None:
     if found.lagging:
         topics = ", ".join(found.lagging)
-        raise _refused(party.name, f"{topics} lags behind: let the relays catch up, then stop them")
+        raise refused(party.name, f"{topics} lags behind: let the relays catch up, then stop them")
     if max(found.positions.values()) > upto:
-        raise _refused(party.name, "a transaction is just writing events: stop all relays")
+        raise refused(party.name, "a transaction is just writing events: stop all relays")
     for shard in range(party.shards):
         if await _waits(link, party, shard, found.positions.get(shard, 0), upto):
-            raise _refused(
+            raise refused(
                 party.name,
                 f"shard {shard} has not published everything: let the relays catch up, then stop "
                 "them",
@@ -91,7 +91,7 @@ async def _waits(link: Link, party: Party, shard: int, after: int, upto: int) ->
     return bool(rows)
 
 
-def _refused(name: str, why: str) -> SettingsError:
+def refused(name: str, why: str) -> SettingsError:
     return SettingsError(
         f"the outbox cannot be divided anew among the relays {name!r} now: {why}, and repeat. "
         "Nothing was changed"
