@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -24,6 +20,7 @@ from semel.inbox import PoisonError, SQLInbox
 from semel.parked import Parked
 from semel.testing.inboxes import ALL, endings, message, messages
 from support.inbox_bench import INSERT, close, database, file_database
+from support.nursery import Nursery
 from support.process import wait_until
 from support.proxy import Proxy
 
@@ -54,55 +51,15 @@ def consumer():
     return f"stock-{uuid.uuid4().hex[:12]}"
 
 
-class Others:
-    """Other processes, and what they say."""
+class Others(Nursery):
+    """Other processes at the same inbox."""
 
-    def __init__(self):
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "support.inbox_process"],
-            cwd=TESTS,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pids = []
-        self._said = queue.Queue()
-        self._kept = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.server.stdout:
-            self._said.put(json.loads(line))
-
-    def start(self, bench, consumer, verb, **asked):
+    def go(self, bench, consumer, verb, **asked):
         asked |= {"url": bench.url, "consumer": consumer, "verb": verb, "colour": bench.colour}
-        self.server.stdin.write(json.dumps(asked) + "\n")
-        self.server.stdin.flush()
-        pid = self.said("forked")["forked"]
-        self.pids.append(pid)
-        return pid
-
-    def said(self, *names, pid=None):
-        """The next thing of one of these kinds that is said, by anybody or by this process."""
-        while True:
-            for told in self._kept:
-                if pid in (None, told.get("pid")) and any(name in told for name in names):
-                    self._kept.remove(told)
-                    return told
-            self._kept.append(self._said.get(timeout=30))
+        return self.start(**asked)
 
     def gone(self, pid):
         wait_until(lambda: not is_there(pid), f"the end of {pid}")
-
-    def close(self):
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.server.stdin.close()
-        self.server.wait(10)
-        self._reader.join(10)
-        self.server.stdout.close()
 
 
 def is_there(pid):
@@ -115,7 +72,7 @@ def is_there(pid):
 
 @pytest.fixture(scope="module")
 def server():
-    others = Others()
+    others = Others("support.inbox_process")
     yield others
     others.close()
 
@@ -123,10 +80,7 @@ def server():
 @pytest.fixture
 def others(server):
     yield server
-    for pid in server.pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    server.pids.clear()
+    server.end_all()
 
 
 @pytest.fixture
@@ -162,8 +116,8 @@ def all_messages(batch):
 async def test_killed_at_any_step_a_batch_has_its_effects_once(
     bench, inbox, others, consumer, verb, step
 ):
-    pid = others.start(bench, consumer, verb, messages=BATCH, at=step)
-    others.said("trap", pid=pid)
+    pid = others.go(bench, consumer, verb, messages=BATCH, at=step)
+    others.heard("trap", pid=pid)
     others.gone(pid)
     left = stands(bench, consumer)
     if verb == "apply":
@@ -182,8 +136,8 @@ async def test_killed_at_any_step_what_waits_has_its_effects_once(
     await inbox.apply(consumer, messages(1, 2), handle(consumer, {"orders-7-1"}))
     [waiting] = await Parked(inbox).list(consumer=consumer)
     await Parked(inbox).replay(waiting.sequence)
-    pid = others.start(bench, consumer, "retry", at=step)
-    others.said("trap", pid=pid)
+    pid = others.go(bench, consumer, "retry", at=step)
+    others.heard("trap", pid=pid)
     others.gone(pid)
     assert stands(bench, consumer) == (["7:1", "7:2"] if step == "after-commit" else [])
     ran = endings(await inbox.retry(consumer, ALL, handle(consumer)))
@@ -198,8 +152,8 @@ async def test_killed_while_people_settle_it_is_settled_and_audited_or_neither(
 ):
     await inbox.apply(consumer, messages(1, 2), handle(consumer, {"orders-7-1"}))
     [waiting] = await Parked(inbox).list(consumer=consumer)
-    pid = others.start(bench, consumer, "skip", sequence=waiting.sequence.hex(), at=step)
-    others.said("trap", pid=pid)
+    pid = others.go(bench, consumer, "skip", sequence=waiting.sequence.hex(), at=step)
+    others.heard("trap", pid=pid)
     others.gone(pid)
     audits = await Parked(inbox).audit(sequence=waiting.sequence)
     assert len(audits) == (1 if step == "after-commit" else 0)
@@ -211,8 +165,8 @@ async def test_a_message_that_kills_is_parked_after_three_and_the_rest_goes_on(
     bench, inbox, others, consumer
 ):
     for verb in ("apply", "singly", "singly", "singly"):
-        pid = others.start(bench, consumer, verb, messages=[("7", 1)], at="in-handler")
-        others.said("trap", pid=pid)
+        pid = others.go(bench, consumer, verb, messages=[("7", 1)], at="in-handler")
+        others.heard("trap", pid=pid)
         others.gone(pid)
     done = await inbox.apply(consumer, all_messages(BATCH), handle(consumer), singly=True)
     assert endings(done) == ["crash", "behind", "applied", "behind"]
@@ -223,8 +177,8 @@ async def test_a_message_that_kills_is_parked_after_three_and_the_rest_goes_on(
 
 
 async def frozen(others, bench, consumer, step, **asked):
-    pid = others.start(bench, consumer, "apply", messages=BATCH, at=step, action="stop", **asked)
-    await asyncio.to_thread(others.said, "trap", pid=pid)
+    pid = others.go(bench, consumer, "apply", messages=BATCH, at=step, action="stop", **asked)
+    await asyncio.to_thread(others.heard, "trap", pid=pid)
     return pid
 
 
@@ -245,7 +199,7 @@ async def test_one_that_was_frozen_and_wakes_up_late_changes_nothing(
     assert endings(done) == ["applied"] * 4
     if bench.name != "sqlite":
         os.kill(pid, signal.SIGCONT)
-        told = await asyncio.to_thread(others.said, "done", "error", pid=pid)
+        told = await asyncio.to_thread(others.heard, "done", "error", pid=pid)
         assert told.get("done", ["seen"] * 4) == ["seen"] * 4
     assert sorted(stands(bench, consumer)) == ["7:1", "7:2", "7:3", "8:1"]
 
@@ -257,7 +211,7 @@ async def test_one_that_was_frozen_and_wakes_up_late_changes_nothing(
 async def test_many_at_once_killed_again_and_again(bench, inbox, others, consumer):
     wanted = [(str(n), seq) for seq in range(1, 41) for n in range(5)]
     for turn in range(6):
-        party = [others.start(bench, consumer, "much", messages=wanted) for _ in range(2)]
+        party = [others.go(bench, consumer, "much", messages=wanted) for _ in range(2)]
         await asyncio.sleep(0.3 + 0.1 * (turn % 3))
         for pid in party:
             os.kill(pid, signal.SIGKILL)

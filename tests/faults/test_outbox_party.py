@@ -15,8 +15,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -26,6 +24,7 @@ import sqlalchemy as sa
 
 from semel.stores.sql import init
 from support import outbox_party as party
+from support.nursery import Nursery
 from support.process import wait_until
 
 TESTS = Path(__file__).parents[1]
@@ -54,14 +53,7 @@ class Party:
         with self.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE unrelated (n INTEGER)")
         with (folder / "party.log").open("wb") as errors:
-            self.nursery = subprocess.Popen(
-                [sys.executable, "-m", "support.outbox_party"],
-                cwd=TESTS,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            self.nursery = Nursery("support.outbox_party", errors)
         for number in range(2):
             self.start(f"produce {database} {seed * 10 + number}")
         self.start(f"dawdle {database}")
@@ -71,11 +63,7 @@ class Party:
         wait_until(self.has_begun, "the first effects")
 
     def start(self, words: str) -> None:
-        assert self.nursery.stdin is not None
-        assert self.nursery.stdout is not None
-        self.nursery.stdin.write(f"{words}\n")
-        self.nursery.stdin.flush()
-        self.running[int(self.nursery.stdout.readline())] = words
+        self.running[self.nursery.start(words=words)] = words
 
     def has_begun(self) -> bool:
         _, effects, _ = self.counted()
@@ -146,7 +134,7 @@ class Party:
                 self.start(words)
 
     def end(self, role: str = "") -> None:
-        ending = [pid for pid, words in self.running.items() if words.startswith(role)]
+        ending = {pid: words for pid, words in self.running.items() if words.startswith(role)}
         for pid in ending:
             del self.running[pid]
             with contextlib.suppress(ProcessLookupError):
@@ -156,13 +144,15 @@ class Party:
         while any(map(alive, ending)) and time.monotonic() < until:
             time.sleep(0.02)
         for pid in filter(alive, ending):
-            self.counts["would not end"] += 1
+            self.counts[f"{ending[pid].split()[0]} would not end"] += 1
+            for word in (signal.SIGUSR2, signal.SIGUSR1):  # its threads, its tasks: see the log
+                os.kill(pid, word)
+                time.sleep(0.5)
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.end()
-        with self.nursery:  # closes its pipes, whereupon it ends
-            pass
+        self.nursery.close()
         self.engine.dispose()
 
     def judge(self) -> str:

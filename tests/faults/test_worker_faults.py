@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -30,6 +25,7 @@ from semel.stores.redis.inbox import RedisInbox
 from semel.stores.sql import schema
 from semel.stores.sql.lines import parse, with_driver
 from semel.worker import Worker
+from support.nursery import Nursery
 from support.process import wait_until
 from support.worker_process import EFFECTS, GROUP, TOPIC
 
@@ -39,71 +35,25 @@ CASES = 6
 LEASE_S = 1.0
 
 
-class Nursery:
+class Workers(Nursery):
     """Forks workers, and hears where they are trapped."""
 
-    def __init__(self) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "support.worker_process"],
-            cwd=TESTS,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._hearing = threading.Thread(target=self._hear)
-        self._hearing.start()
-        self._alive: set[int] = set()
+    def go(self, **asked: Any) -> int:
+        return self.start(**({"shards": SHARDS, "batch": 5, "lease_s": LEASE_S} | asked))
 
-    def _hear(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            self._said.put(json.loads(line))
-
-    def start(self, **asked: Any) -> int:
-        assert self._popen.stdin is not None
-        settings = {"shards": SHARDS, "batch": 5, "lease_s": LEASE_S}
-        self._popen.stdin.write(json.dumps(settings | asked) + "\n")
-        self._popen.stdin.flush()
-        pid: int = self.heard("forked")
-        self._alive.add(pid)
-        return pid
-
-    def heard(self, word: str, within_s: float = 30.0) -> Any:
-        """The next thing anybody says."""
-        said = self._said.get(timeout=within_s)
-        assert word in said, said
-        return said[word]
-
-    def signal(self, pid: int, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    def end_all(self) -> None:
-        while self._alive:
-            self.signal(self._alive.pop(), signal.SIGKILL)
-        while not self._said.empty():
-            self._said.get()
-
-    def close(self) -> None:
-        self.end_all()
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._popen.stdin.close()
-        self._popen.wait(10)
-        self._hearing.join()
-        self._popen.stdout.close()
+    def trapped(self, pid: int, within_s: float = 30.0) -> Any:
+        return self.heard("trap", pid=pid, within_s=within_s)["trap"]
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Nursery]:
-    made = Nursery()
+def forks() -> Iterator[Workers]:
+    made = Workers("support.worker_process")
     yield made
     made.close()
 
 
 @pytest.fixture
-def nursery(forks: Nursery) -> Iterator[Nursery]:
+def nursery(forks: Workers) -> Iterator[Workers]:
     yield forks
     forks.end_all()
 
@@ -207,9 +157,9 @@ async def test_whatever_a_worker_was_at_when_it_vanished_the_next_one_goes_on_fr
 ):
     await source.publish(5)
     where = {"broker": redis_url, "database": postgres_url}
-    first = nursery.start(**where, at=point, action=action)
-    assert nursery.heard("trap") == point
-    second = nursery.start(**where)
+    first = nursery.go(**where, at=point, action=action)
+    assert nursery.trapped(first) == point
+    second = nursery.go(**where)
     await asyncio.to_thread(wait_until, lambda: effects.count() == 30, "all effects")
     if action == "stop":
         nursery.signal(first, signal.SIGCONT)
@@ -226,9 +176,8 @@ async def test_killed_again_and_again_every_effect_happens_once(
     where = {"broker": redis_url, "database": postgres_url, "lease_s": 0.7}
     await source.publish(30)
     for point in ("handler", "applied", "read", "acked", "applied"):
-        nursery.start(**where, at=point)
-        assert nursery.heard("trap") == point
-    nursery.start(**where)
+        assert nursery.trapped(nursery.go(**where, at=point)) == point
+    nursery.go(**where)
     await asyncio.to_thread(wait_until, lambda: effects.count() >= 180, "all effects")
     await finished(source)
     in_order(effects.all(), source.numbers)
@@ -241,12 +190,12 @@ async def test_a_message_that_kills_its_worker_is_found_out_and_stops_its_own_ca
     await source.publish(4)
     inbox = SQLInbox(postgres_url)
     killed = 0
-    nursery.start(**where, at="always-3-2")
+    pid = nursery.go(**where, at="always-3-2")
     while not [each for each in await inbox.sequences() if each.head.why == "crash"]:
         with contextlib.suppress(queue.Empty):
-            assert nursery.heard("trap", within_s=0.2) == "always-3-2"
+            assert nursery.trapped(pid, within_s=0.2) == "always-3-2"
             killed += 1
-            nursery.start(**where, at="always-3-2")
+            pid = nursery.go(**where, at="always-3-2")
     await asyncio.to_thread(wait_until, lambda: effects.count() == 21, "all other effects")
     (parked,) = await inbox.sequences()
     await inbox.aclose()
@@ -262,9 +211,8 @@ async def test_without_a_transaction_a_killed_effect_is_repeated_and_none_is_los
     await source.publish(10)
     where = {"broker": redis_url, "lease_s": 0.7}
     for point in ("handler", "applied", "handler"):
-        nursery.start(**where, at=point)
-        assert nursery.heard("trap") == point
-    nursery.start(**where)
+        assert nursery.trapped(nursery.go(**where, at=point)) == point
+    nursery.go(**where)
     await finished(source)
     found = client.lrange(EFFECTS, 0, -1)
     client.close()

@@ -1,9 +1,8 @@
 """Processes that let messages have their effects, and are killed or frozen at a named point.
 
-    python -m support.inbox_process
+    Nursery("support.inbox_process").start(url=..., consumer=..., verb=..., at=...)
 
-Takes a JSON object per line, forks a process for each, and prints its pid; that process prints how
-its messages ended. Forking saves the second that an interpreter needs to import a database.
+Each says how its messages ended.
 
 Points: `before-handler`, `in-handler` (its effect is sent), `before-marks`, `before-commit`,
 `after-commit` (nothing was acknowledged yet).
@@ -12,11 +11,9 @@ Points: `before-handler`, `in-handler` (its effect is sent), `before-marks`, `be
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import sys
 import threading
 
 import sqlalchemy as sa
@@ -29,6 +26,7 @@ from semel.stores.sql import inbox_flow
 from semel.stores.sql.lines import parse, with_driver
 from semel.testing.inboxes import ALL, endings, message
 from support.inbox_bench import INSERT
+from support.nursery import say, serve
 
 
 class Trap:
@@ -43,11 +41,6 @@ class Trap:
                 os.kill(os.getpid(), signal.SIGKILL)
             # To this very thread: sent to the process, another one might take it, a little later.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-
-
-def say(**told):
-    sys.stdout.write(json.dumps({"pid": os.getpid(), **told}) + "\n")
-    sys.stdout.flush()
 
 
 class Handler:
@@ -128,20 +121,5 @@ async def main(asked):
         say(error=type(error).__name__)
 
 
-def serve():
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to be waited for
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                asyncio.run(main(json.loads(line)))
-                code = 0
-            finally:
-                os._exit(code)
-        sys.stdout.write(json.dumps({"forked": pid}) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    serve()
+    serve(lambda asked: asyncio.run(main(asked)))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
-import os
 import random
 import signal
 import sys
@@ -33,6 +33,7 @@ from semel.relay import Relay
 from semel.stores.sql import SQLStore
 from semel.stores.sql.lines import parse, with_driver
 from semel.worker import Worker
+from support.nursery import serve
 
 log = logging.getLogger("party")
 
@@ -81,8 +82,9 @@ def produce(url: str, seed: int) -> None:
     ]
     for hand in hands:
         hand.start()
-    for hand in hands:
-        hand.join()
+    # Woken now and then: a process that thaws may hear a signal in another thread than this one.
+    while any(hand.is_alive() for hand in hands):
+        hands[0].join(0.2)
 
 
 def _produce(engine: sa.Engine, outbox: Outbox, chance: random.Random, stop) -> None:
@@ -139,8 +141,17 @@ def dawdle(url: str) -> None:
 
 
 async def _until_told(runs, stop) -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
     await runs()
+
+
+def _tell_tasks() -> None:
+    """What each task is at: for whoever wonders why this process does not end."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
 
 
 async def relay(url: str, to: str) -> None:
@@ -182,30 +193,12 @@ async def work(url: str, to: str) -> None:
         await engine.dispose()
 
 
-# --- the nursery --------------------------------------------------------------------------------
-
-
-def nursery() -> None:
-    """Start whoever is asked for, by a line of words, and tell its pid.
-
-    A process that imports everything anew takes a second to start; one that is forked from here
-    does not, so that many can die in a short time. It lives as long as its input is open.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.close(0)
-            with contextlib.suppress(KeyboardInterrupt):
-                play(*line.split())
-            os._exit(0)
-        sys.stdout.write(f"{pid}\n")
-        sys.stdout.flush()
+# --- who plays what -----------------------------------------------------------------------------
 
 
 def play(role: str, *words: str) -> None:
     logging.basicConfig(format=f"%(asctime)s {role} %(process)d %(message)s", force=True)
+    faulthandler.register(signal.SIGUSR2)
     match role:
         case "produce":
             produce(words[0], int(words[1]))
@@ -220,4 +213,4 @@ def play(role: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    nursery()
+    serve(lambda asked: play(*asked["words"].split()))

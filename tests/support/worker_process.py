@@ -1,9 +1,6 @@
 """Workers that are killed or frozen at a named point.
 
-    python -m support.worker_process
-
-Takes a JSON object per line, forks a worker for it and prints its pid. Forking saves the second
-that an interpreter needs to import a database.
+    Nursery("support.worker_process").start(broker=..., at=...)
 
 Points: `read` (messages were handed out), `handler` (the effect is sent), `applied` (effect and
 mark are there, nothing is acknowledged), `acked`. Or `always-<id>`: whenever that message is
@@ -13,10 +10,8 @@ handled.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -27,6 +22,7 @@ from semel.brokers.redis import RedisBroker
 from semel.inbox import RedisInbox, Retry, SQLInbox
 from semel.stores.redis import RedisStore
 from semel.worker import Worker
+from support.nursery import say, serve
 
 TOPIC = "axiom:events"
 GROUP = "vision"
@@ -43,8 +39,7 @@ class Trap:
             return
         if not point.startswith("always"):
             self.point = ""
-        sys.stdout.write(json.dumps({"pid": os.getpid(), "trap": point}) + "\n")
-        sys.stdout.flush()
+        say(trap=point)
         if self._action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         # To this very thread: sent to the process, another one might take it, a little later.
@@ -113,20 +108,5 @@ async def work(asked: dict[str, Any]) -> None:
     await worker.run()
 
 
-def serve() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to be waited for
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                asyncio.run(work(json.loads(line)))
-                code = 0
-            finally:
-                os._exit(code)
-        sys.stdout.write(json.dumps({"forked": pid}) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    serve()
+    serve(lambda asked: asyncio.run(work(asked)))
