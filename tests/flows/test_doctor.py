@@ -31,12 +31,16 @@ from semel.outbox import Event, Outbox
 from semel.parked import Parked
 from semel.relay import CANARY, Relay
 from semel.shards import owners
+from semel.stores.owners import key_of
 from semel.stores.sql import SQLStore, init
 from semel.stores.sql.doctor import ask, numbers
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.outbox_reading import OutboxReader
 from semel.stores.sql.outbox_watermark import LOCKED
 from semel.stores.sql.schema import ID_SEQUENCE
+from semel.stores.sqlite import SQLiteStore
+from semel.values import Terms
+from semel.worker import Worker
 
 OUTBOX = Outbox()
 TABLES = (
@@ -220,6 +224,22 @@ async def relaying(desk: Desk, broker: Any, **settings: Any) -> AsyncIterator[Re
         await running
 
 
+@contextlib.asynccontextmanager
+async def working(desk: Desk, broker: Any, group: str = "billing") -> AsyncIterator[Worker]:
+    """A worker that owns every shard, and does nothing about what it is handed."""
+    inbox = SQLInbox(desk.url)
+    worker = Worker(broker, group, inbox, lease_s=2.0)
+    worker.on(topic="orders")(lambda message: None)
+    running = asyncio.create_task(worker.run())
+    try:
+        await until(lambda: running.done() or len(worker.status().owned) == broker.shards, 0.05)
+        yield worker
+    finally:
+        worker.stop()
+        await running
+        await inbox.aclose()
+
+
 async def until(condition: Any, every_s: float = 0.005) -> None:
     async with asyncio.timeout(30):
         while not condition():
@@ -261,7 +281,7 @@ async def test_where_all_is_well_every_row_is_green(both: tuple[Desk, Any]) -> N
     desk, broker = both
     await broker.join("orders", "billing")
     await desk.commit(*(placed(n) for n in range(20)))
-    async with relaying(desk, broker):
+    async with relaying(desk, broker), working(desk, broker):
         await until(lambda: published(desk), 0.05)
         checks = await checks_of(desk, broker, canary=True, consumers=["billing"])
     sound = {name for name, check in checks.items() if check.verdict == "ok"}
@@ -751,6 +771,71 @@ async def test_a_consumer_that_nobody_knows_is_told_of(small: Desk) -> None:
     unknown = await row("pending", small, broker, consumers=["billing", "mial"])
     assert (known.verdict, unknown.verdict) == ("ok", "warning")
     assert unknown.figure == "mial has joined none of the topics that were published to"
+
+
+async def test_a_group_with_something_to_do_and_no_worker_is_told_of(
+    both: tuple[Desk, Any],
+) -> None:
+    desk, broker = both
+    await broker.join("orders", "billing")
+    await broker.join("orders", "mail")
+    await relay_all(desk, broker)
+    assert (await row("workers", desk, broker)).verdict == "ok"
+    await desk.commit(*(placed(n) for n in range(20)))
+    await relay_all(desk, broker)
+    await read_all(broker, group="mail")
+    nobody = await row("workers", desk, broker)
+    assert nobody.verdict == "warning"
+    assert nobody.figure.startswith("billing: 20 unread, and no worker of it is seen")
+    assert "mail: nothing to do, no worker" in nobody.figure
+    assert nobody.advice.startswith("start its workers")
+    assert (await row("workers", desk, broker, consumers=["mail"])).verdict == "ok"
+    async with working(desk, broker) as worker:
+        found = await row("workers", desk, broker, consumers=["billing"])
+        assert (found.verdict, found.advice) == ("ok", "")
+        assert found.figure.startswith("billing: 4 of 4 shards owned by ")
+        await until(lambda: worker.status().topics["orders"].applied == 20)
+    assert (await row("workers", desk, broker)).verdict == "ok"
+
+
+async def test_what_is_due_in_an_inbox_without_a_worker_is_told_of(small: Desk) -> None:
+    broker, inbox = MemoryBroker(), SQLInbox(small.url)
+    await broker.join("orders", "billing")
+
+    def fail(message: Message, session: Any) -> None:
+        raise PoisonError("bad")
+
+    await small.commit(placed())
+    await relay_all(small, broker)
+    await read_all(broker)
+    await inbox.apply("billing", [message()], fail)
+    assert (await row("workers", small, broker)).verdict == "ok"  # it waits for people
+    [parked] = await Parked(inbox).list()
+    await Parked(inbox).replay(parked.sequence)
+    found = await row("workers", small, broker)
+    assert found.verdict == "warning"
+    assert found.figure.startswith("billing: 1 to be tried again, and no worker of it is seen")
+    await inbox.aclose()
+
+
+async def test_a_shard_of_a_group_that_nobody_owns_is_told_of(
+    small: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_checks, "HANDED_OVER_WITHIN_S", 0.0)
+    broker = MemoryBroker(shards=2)
+    await broker.join("orders", "billing")
+    await small.commit(*(placed(n) for n in range(20)))
+    await relay_all(small, broker)
+    store = SQLiteStore(f"{parse(small.url).database}-workers")
+    terms = Terms(lease_s=60, ttl_s=60)
+    for shard, verdict in ((0, "warning"), (1, "ok")):
+        key = key_of("worker:billing", f"shard {shard}")
+        await store.ledger(ASYNC).claim(key, attempt=f"web-1:{shard}/x", terms=terms)
+        found = await row("workers", small, broker)
+        assert found.verdict == verdict, found
+        told = "no worker of it is seen on shard 1" if shard == 0 else "owned by web-1:0, web-1:1"
+        assert told in found.figure
+    store.close()
 
 
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])

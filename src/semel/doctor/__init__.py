@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from semel.doctor import broker as at_broker
 from semel.doctor import canary as canaries
 from semel.doctor import inbox, outbox
+from semel.doctor import workers as groups
 from semel.doctor.patient import Finding, Patient, Thresholds, Verdict
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.ports import Broker
@@ -70,6 +71,7 @@ ROWS = (
     Row("retention", inbox.retention),
     Row("bloat", outbox.bloat),
     Row("pending", at_broker.pending, broker=True),
+    Row("workers", groups.workers, broker=True),
     Row("fullness", at_broker.fullness, broker=True),
     Row("durability", at_broker.durability, broker=True),
     Row("tails", at_broker.tails, broker=True),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from semel.colour import ASYNC
 from semel.doctor.patient import Finding, Patient, span
+from semel.ports import Store
 from semel.shards import owners
 
 # A shard that is handed over is nobody's for a moment; whoever gets it looks every few seconds.
@@ -42,21 +43,24 @@ async def shards(patient: Patient) -> Sequence[Finding]:
         figure = f"the relays have {count} shards, and the broker was opened with "
         advice = f"give the broker's URL with ?shards={count}, or run `semel outbox reshard`"
         return [Finding("failed", f"{figure}{patient.broker.shards}", advice)]
-    owned = await _owned(patient, count)
-    nobodys = [str(shard) for shard in range(count) if shard not in owned]
+    found = await owned(patient.store, f"relay:{patient.name}", count)
+    nobodys = [str(shard) for shard in range(count) if shard not in found]
     if nobodys:
         advice = f"start `semel relay URL --to URL --name {patient.name}`, and see its log"
         figure = f"no relay owns shard {', '.join(nobodys)}"
         return [Finding("failed", figure, advice)]
-    relays = sorted(set(owned.values()))
+    relays = sorted(set(found.values()))
     return [Finding("ok", f"{count}, owned by {', '.join(relays)}")]
 
 
-async def _owned(patient: Patient, count: int) -> dict[int, str]:
-    """Looked at again while one is being handed over; not where nobody is there at all."""
+async def owned(store: Store, name: str, count: int) -> Mapping[int, str]:
+    """Who owns which shard.
+
+    Looked at again while one is being handed over; not where nobody is there at all.
+    """
     until = ASYNC.now() + HANDED_OVER_WITHIN_S
     while True:
-        found = dict(await owners(patient.store, f"relay:{patient.name}", count))
+        found = await owners(store, name, count)
         if len(found) in (0, count) or ASYNC.now() > until:
             return found
         await ASYNC.sleep(LOOK_S)
