@@ -492,6 +492,7 @@ class _Shard:
                     if event.refused:
                         self._hold_back(topic, _impossible(event, why))
                         return _Sent(topic, follows, event.position - 1)
+                    await self._reader.keep(event.position)
                     messages = [_stand_in(event, why), *behind]
 
     def _took(self, topic: str, messages: Sequence[Message], added: int) -> None:
@@ -507,7 +508,7 @@ class _Shard:
         log.error(
             "semel: %s: the broker refuses event %s (%s) of %s/%s in %s: %s. Published without its "
             "payload, it is parked, and its aggregate behind it. Take the payload from "
-            "event_outbox before it is swept, and give it to each group with `semel parked edit` "
+            "event_outbox, where it is kept, and give it to each group with `semel parked edit` "
             "and `semel parked replay`",
             self._relay.name,
             message.id,

@@ -594,6 +594,16 @@ async def test_what_is_published_and_old_is_deleted_and_remembered(desk):
     assert follower.seen[-1].position > positions[-1]
 
 
+async def test_what_a_broker_has_refused_is_kept(desk):
+    desk.commit(*[placed(str(n)) for n in range(6)])
+    reader, positions = await moved(desk, 5)
+    for _ in range(2):  # a relay may die behind it, and the next one does it again
+        await reader.keep(positions[1])
+    assert await reader.sweep(keep_s=0) == 4
+    assert ids(desk) == ["1", "5"]
+    assert await reader.swept_to() == positions[4]
+
+
 async def test_a_sweep_keeps_to_its_limit_and_goes_in_chunks(desk, monkeypatch):
     monkeypatch.setattr(reading, "CHUNK", 3)
     desk.commit(*[placed(str(n)) for n in range(10)])

@@ -172,6 +172,13 @@ class SweepsPastLanes(Outbox):
         return place.position
 
 
+class SweepsWhatIsRefused(Outbox):
+    """A row is published, so it goes; but of this one only its stand-in was."""
+
+    def keep(self, position: int) -> None:
+        pass
+
+
 # --- brokers ------------------------------------------------------------------------------------
 
 
@@ -206,6 +213,7 @@ PLANTS = {
     "rows are read by transaction": Plan(outbox=ByTransaction),
     "the cursor has no fence": Plan(outbox=NoFenceOnTheCursor),
     "a sweep passes a lane": Plan(outbox=SweepsPastLanes),
+    "a sweep takes what is refused": Plan(outbox=SweepsWhatIsRefused),
     "the broker has no fence": Plan(streams=NoFence),
     "the broker does not ask what a batch follows": Plan(streams=NoTail),
 }

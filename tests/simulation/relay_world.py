@@ -103,6 +103,7 @@ class Outbox:
         self.rows: dict[int, Row] = {}
         self.by_id: dict[str, Row] = {}
         self.swept = 0
+        self.kept: set[int] = set()
         self.places: dict[int, Place] = {}
         self._written: dict[int, Place] = {}
         self._last_id = 0
@@ -231,6 +232,10 @@ class Outbox:
 
     # What else happens to tables.
 
+    def keep(self, position: int) -> None:
+        self.kept.add(position)
+        self._flush()
+
     def sweep(self, keep_s: float) -> int:
         upto = min((self.reached(place) for place in self.places.values()), default=0)
         if len(self.places) < self.world.shards:
@@ -238,9 +243,13 @@ class Outbox:
         old = [
             row
             for row in self.rows.values()
-            if row.position <= upto and row.made_s <= self.world.loop.clock_s - keep_s
+            if row.position <= upto
+            and row.made_s <= self.world.loop.clock_s - keep_s
+            and row.position not in self.kept
         ]
         for row in old:
+            if row.large:
+                self.world.wrong("what only the outbox has was swept")
             self.world.hit("swept")
             del self.rows[row.position]
             self.swept = max(self.swept, row.position)
@@ -304,6 +313,9 @@ class Reader:
 
     async def swept_to(self) -> int:
         return int(await self._ask(lambda: self._world.outbox.swept))
+
+    async def keep(self, position: int) -> None:
+        await self._ask(lambda: self._world.outbox.keep(position))
 
     async def sweep(self, *, keep_s: float, limit: int) -> int:
         return int(await self._ask(lambda: self._world.outbox.sweep(keep_s)))

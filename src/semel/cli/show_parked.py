@@ -171,7 +171,7 @@ def _print_refused(messages: Sequence[ParkedMessage]) -> None:
         sequence, id = row.sequence.hex()[:SHORT], row.message.id
         show.print_line(
             f"event {id} came without its payload, for the broker refused it: "
-            f"{row.message.refused}. Its row in event_outbox has it until it is swept. Give it "
+            f"{row.message.refused}. Its row in event_outbox is kept. Give it "
             f"back with `semel parked edit URL {sequence} --event {id} --file FILE`, and then "
             f"`semel parked replay URL {sequence}`"
         )

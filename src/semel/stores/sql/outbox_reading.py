@@ -40,7 +40,7 @@ from semel.stores.sql.outbox_notify import hear
 from semel.stores.sql.outbox_pages import Stretch, fetch, messages
 from semel.stores.sql.outbox_placing import place
 from semel.stores.sql.outbox_reshard import refused, reshard
-from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, sweep
+from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, keep, sweep
 from semel.stores.sql.outbox_watermark import decided
 from semel.values import value
 
@@ -150,6 +150,10 @@ class OutboxReader:
     async def swept_to(self) -> int:
         """Rows up to this position may have been deleted."""
         return await self._run(cursors.swept)
+
+    async def keep(self, position: int) -> None:
+        """Have the event at this position never swept: nobody else has its payload."""
+        await self._run(partial(keep, position=position))
 
     async def sweep(self, *, keep_s: float, limit: int = 10_000) -> int:
         """Delete rows that all relays have published and that are older than this.

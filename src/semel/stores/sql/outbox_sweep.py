@@ -3,6 +3,8 @@
 Rows go in the order of their positions, so that one mark says what is gone. Nothing goes that any
 relay of any name has still to read, nor what lies in front of a topic that lags behind. A name
 that has not taken all of its shards yet has read nothing of the others.
+
+What a broker has refused is kept until people let go of it: nobody else has its payload.
 """
 
 # The statements are put together from names in this file, nothing else.
@@ -14,7 +16,7 @@ from itertools import takewhile
 
 from semel.errors import SettingsError
 from semel.stores.sql.links import Link
-from semel.stores.sql.outbox_cursor import SWEPT, UPDATE, move_mark, swept, transaction
+from semel.stores.sql.outbox_cursor import SWEPT, UPDATE, make_mark, move_mark, swept, transaction
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION
 
 # Rows per transaction: few enough that nobody feels its locks.
@@ -25,6 +27,9 @@ LONGEST_S = 100 * 366 * 86_400.0
 
 # How many shards have a row, how many there are, and where the slowest of them, or lane, is.
 LOWEST = "SELECT COUNT(*), MAX(shards), MIN(lowest) FROM event_outbox_cursor GROUP BY name"
+
+# The marks of what is kept, one per position.
+KEPT = "kept:"
 
 
 def checked_keep(keep_s: float) -> int:
@@ -40,6 +45,11 @@ async def floor(link: Link) -> int:
     return min((int(at) if int(there) == int(of) else 0 for there, of, at in rows), default=0)
 
 
+async def keep(link: Link, position: int) -> None:
+    """Have the event at this position never swept."""
+    await make_mark(link, f"{KEPT}{position}", position)
+
+
 async def sweep(link: Link, keep_us: int, size: int) -> tuple[int, bool]:
     """Delete so many: how many it were, and whether there may be more."""
     async with transaction(link):
@@ -49,7 +59,9 @@ async def sweep(link: Link, keep_us: int, size: int) -> tuple[int, bool]:
         if not old:
             return 0, False
         place = POSITION[link.dialect.name]
+        kept = f"SELECT position FROM event_outbox_mark WHERE substr(id, 1, 5) = '{KEPT}'"
         delete = f"DELETE FROM event_outbox WHERE {place} > ? AND {place} <= ?"
+        delete += f" AND {place} NOT IN ({kept})"
         deleted = await link.change(delete, [gone, old[-1]])
         await move_mark(link, SWEPT, old[-1])
         return deleted, len(old) == size
