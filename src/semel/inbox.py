@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from semel.errors import SettingsError
 from semel.stores.inbox_rules import RETENTION_S, PoisonError, Retry
 
 if TYPE_CHECKING:
+    from semel.ports import Inbox
     from semel.stores.memory_inbox import MemoryInbox
     from semel.stores.redis.inbox import RedisInbox
     from semel.stores.sql.inbox import SQLInbox
@@ -34,3 +36,18 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def as_inbox(inbox: Inbox | str) -> Inbox:
+    """The inbox itself, or one at this URL: of Redis, or of a database."""
+    if isinstance(inbox, str):
+        scheme = inbox.partition("://")[0].partition("+")[0].lower()
+        home = "RedisInbox" if scheme in ("redis", "rediss", "unix") else "SQLInbox"
+        opened: Inbox = __getattr__(home)(inbox)
+        return opened
+    if not hasattr(inbox, "apply"):
+        raise SettingsError(
+            f"give an inbox or its URL, not a {type(inbox).__name__}: "
+            "SQLInbox('postgresql://app@db/shop') or RedisInbox(url), from semel.inbox"
+        )
+    return inbox

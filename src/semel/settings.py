@@ -11,7 +11,7 @@ import os
 import threading
 
 from semel.errors import SettingsError
-from semel.ports import Store
+from semel.ports import Broker, Store
 
 log = logging.getLogger("semel")
 
@@ -37,6 +37,20 @@ def as_store(store: Store | str) -> Store:
     if not isinstance(store, Store):
         raise _no_store(store)
     return store
+
+
+def as_broker(broker: Broker | str) -> Broker:
+    """The broker itself, or the one at this URL."""
+    if isinstance(broker, str):
+        from semel.brokers import connect
+
+        return connect(broker)
+    if not hasattr(broker, "publish"):
+        raise SettingsError(
+            f"give a broker or its URL, not a {type(broker).__name__}: "
+            "connect('redis://localhost?shards=8'), from semel.brokers"
+        )
+    return broker
 
 
 def _no_store(given: object) -> SettingsError:

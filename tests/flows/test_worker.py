@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.brokers.memory import MemoryBroker
 from semel.colour import ASYNC
@@ -24,6 +25,8 @@ from semel.inbox import MemoryInbox, PoisonError, Retry, SQLInbox
 from semel.keys import identity
 from semel.messages import Batch, Delivery, Held, Message, Tail, Taken, shard_of
 from semel.stores.memory import MemoryStore
+from semel.stores.sql import init
+from semel.stores.sql.lines import parse, with_driver
 from semel.testing.simulator import Host, SimClock, SimLoop
 from semel.worker import TopicStatus, Worker
 
@@ -258,10 +261,17 @@ def test_two_handlers_for_one_message_are_refused():
         worker.on(topic=TOPIC)(lambda message: None)
 
 
+class Storeless(MemoryInbox):
+    store = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        pass
+
+
 async def test_settings_that_cannot_work_are_refused():
     world = World()
-    with pytest.raises(SettingsError, match="object brings none: give store="):
-        Worker(world.broker, "vision", object())  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="Storeless brings none: give store="):
+        Worker(world.broker, "vision", Storeless())  # type: ignore[arg-type]
     for wrong in ({"batch": 0}, {"begin": "newest"}, {"lease_s": 0}, {"grace_s": float("inf")}):
         with pytest.raises(SettingsError):
             world.worker(**wrong)
@@ -286,6 +296,99 @@ async def test_settings_that_cannot_work_are_refused():
             worker.on(topic="other")
 
     await running(worker, body)
+
+
+# --- what it is made of -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_handler_whose_session_the_inbox_cannot_make_is_refused_at_once(tmp_path, colour):
+    url = f"{tmp_path}/shop.db"
+    engine: Any = sa.create_engine(f"sqlite:///{url}")
+    if colour == "sync":
+        engine = create_async_engine(f"sqlite+aiosqlite:///{url}")
+    worker = Worker(MemoryBroker(), "vision", SQLInbox(engine))
+
+    def sync(message, session): ...
+    def sync_alone(message): ...
+    async def asynchronous(message, session): ...
+    async def asynchronous_alone(message): ...
+
+    wrong, right, other = (
+        (sync, asynchronous, sync_alone)
+        if colour == "sync"
+        else (asynchronous, sync, asynchronous_alone)
+    )
+    with pytest.raises(SettingsError, match=f"{wrong.__name__} .*open it by URL"):
+        worker.on("case.created", topic=TOPIC)(wrong)
+    worker.on("case.created", topic=TOPIC)(right)
+    worker.on("case.closed", topic=TOPIC)(other)
+
+
+async def test_over_an_engine_for_sync_code_the_leases_have_connections_of_their_own(
+    postgres_tables_url,
+):
+    engine = sa.create_engine(with_driver(parse(postgres_tables_url), "sync"))
+    world = World()
+    inbox = SQLInbox(engine)
+    worker = Worker(world.broker, "vision", inbox)
+    seen: list[Any] = []
+
+    @worker.on(topic=TOPIC)
+    def handle(message, session):
+        seen.append(session.scalar(sa.text("SELECT 7")))
+
+    await world.publish(message(1))
+
+    async def body():
+        await until(lambda: worker.status().topics[TOPIC].applied == 1)
+
+    await running(worker, body)
+    assert seen == [7]
+    await inbox.aclose()
+    engine.dispose()
+
+
+async def test_broker_and_inbox_may_be_urls_and_are_closed_with_the_run(tmp_path):
+    place = f"sqlite:///{tmp_path}"
+    init(sa.create_engine(f"{place}/shop.db"))
+    worker = Worker(f"{place}/broker.db?shards=2", "vision", f"{place}/shop.db")
+    seen: list[Any] = []
+
+    @worker.on(topic=TOPIC)
+    async def handle(message, session):
+        seen.append((await session.execute(sa.text("SELECT 7"))).scalar())
+
+    tail = await worker.broker.tail(TOPIC, 0)
+    await worker.broker.publish(
+        Batch(TOPIC, 0, 1, tail or Tail(), [replace(message(1), position=1)])
+    )
+
+    async def body():
+        await until(lambda: worker.status().topics[TOPIC].applied == 1)
+
+    await running(worker, body)
+    assert (seen, worker.broker.shards) == ([7], 2)
+
+
+@pytest.mark.parametrize(
+    ("broker", "inbox", "says"),
+    [
+        (object(), MemoryInbox(), r"a broker or its URL, not a object: connect\("),
+        ("postgresql://u:secret@h/db", MemoryInbox(), "holds the outbox"),
+        (MemoryBroker(), 7, r"an inbox or its URL, not a int: SQLInbox\("),
+        (MemoryBroker(), MemoryStore(), r"an inbox or its URL, not a MemoryStore: SQLInbox\("),
+    ],
+)
+def test_what_is_neither_broker_nor_inbox_says_what_to_write(broker, inbox, says):
+    with pytest.raises(SettingsError, match=says) as caught:
+        Worker(broker, "vision", inbox)
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_inbox_in_redis_may_be_a_url():
+    worker = Worker(MemoryBroker(), "vision", "redis://localhost:1")
+    assert type(worker.inbox).__name__ == "RedisInbox"
 
 
 async def test_a_stop_that_comes_before_the_run_is_heard():

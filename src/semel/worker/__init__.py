@@ -34,20 +34,21 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from semel.circuit import Circuit
-from semel.colour import ASYNC
+from semel.colour import ASYNC, SYNC
 from semel.errors import (
     BrokerUnavailableError,
     SemelError,
     SettingsError,
     StoreUnavailableError,
 )
+from semel.inbox import as_inbox
 from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
 from semel.ports import Broker, Inbox, Store, TellsShards
-from semel.settings import as_store
+from semel.settings import as_broker, as_store
 from semel.shards import LEASE_S, Hold, Shards
 from semel.values import value
-from semel.worker.handlers import Handlers, outside, plain
+from semel.worker.handlers import Handler, Handlers, named, outside, plain
 from semel.worker.shard import CLOSING_S, Shard
 
 __all__ = ["TopicStatus", "Worker", "WorkerStatus"]
@@ -124,8 +125,9 @@ class _Counts:
 class Worker:
     """Handles the messages of some topics, as one of the workers of a group.
 
-    `store` is where the workers of a group agree on who owns which shard; an inbox in a database
-    brings its own, which for SQLite is a second file, `<database>-workers`. `begin`: a group that
+    Broker and inbox may be URLs; what is opened for them is closed with the run. `store` is where
+    the workers of a group agree on who owns which shard; an inbox in a database brings its own,
+    which for SQLite is a second file, `<database>-workers`. `begin`: a group that
     is new expects every sequence from its first message, "oldest", or takes what it sees first as
     the beginning, "seen". `dead_letter` is a topic that gets a copy of what is parked for good.
     `idle_s`: messages that somebody outside the group's workers was handed so long ago are taken
@@ -134,9 +136,9 @@ class Worker:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | str,
         group: str,
-        inbox: Inbox,
+        inbox: Inbox | str,
         store: Store | str | None = None,
         *,
         name: str | None = None,
@@ -148,9 +150,11 @@ class Worker:
         grace_s: float = GRACE_S,
     ) -> None:
         _check(group, batch, begin, lease_s=lease_s, idle_s=idle_s, grace_s=grace_s)
-        self.broker = broker
+        self.broker = as_broker(broker)
         self.group = group
-        self.inbox = inbox
+        self.inbox = as_inbox(inbox)
+        self._opened: list[Any] = [self.broker] if isinstance(broker, str) else []
+        self._opened += [self.inbox] if isinstance(inbox, str) else []
         self.name = f"{platform.node()[:40]}:{os.getpid()}" if name is None else name
         self.batch = batch
         self.idle_s = idle_s
@@ -159,7 +163,7 @@ class Worker:
         self.shown = f"worker {group}"
         self.broker_circuit = Circuit(f"the broker of {self.shown}")
         self.store_circuit = Circuit(f"the store of {self.shown}")
-        self._given = _store_of(inbox, store)
+        self._given = _store_of(self.inbox, store)
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._begins_seen = begin == "seen"
@@ -181,7 +185,7 @@ class Worker:
         transaction is open nobody else can write there, and no lease could be renewed.
         """
         brought = self._given is getattr(self.inbox, "store", None)
-        return _beside(self._given) if brought else self._given
+        return _brought(self._given) if brought else self._given
 
     def on(
         self,
@@ -217,7 +221,9 @@ class Worker:
             return outside(fn, group=self.group, store=self.store, on_crash=on_crash)
         if on_crash != "retry":
             raise SettingsError("on_crash= is for an effect outside the database: outside=True")
-        return plain(fn)
+        handler = plain(fn)
+        _check_session(fn, handler, self.inbox)
+        return handler
 
     # --- running ----------------------------------------------------------------------------
 
@@ -249,6 +255,8 @@ class Worker:
             self._stopping.clear()
             if self.store is not self._given:
                 await self.store.aclose()
+            for each in self._opened:
+                await each.aclose()
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
@@ -399,6 +407,41 @@ def _store_of(inbox: Inbox, store: Store | str | None) -> Store:
             "RedisStore('redis://localhost') or MemoryStore() for one process"
         )
     return as_store(found)
+
+
+def _brought(store: Store) -> Store:
+    """The inbox' own, or one in its place that can be used for leases."""
+    beside = _beside(store)
+    url = getattr(store, "url", None)
+    if beside is not store or url is None or _serves(store, "async"):
+        return beside
+    # An engine for sync code. Its connections are the handlers', and leases cannot wait for them.
+    return as_store(url.render_as_string(hide_password=False))
+
+
+def _serves(store: Store, colour: str) -> bool:
+    if isinstance(getattr(store, "engine_or_url", ""), str):
+        return True  # by URL it serves both, and nothing need be opened to see that
+    try:
+        store.ledger(ASYNC if colour == "async" else SYNC)
+    except SettingsError:
+        return False
+    return True
+
+
+def _check_session(fn: Callable[..., Any], handler: Handler, inbox: Inbox) -> None:
+    """Found out with its first message, it would be too late: that one would be parked."""
+    store: Any = getattr(inbox, "store", None)
+    if not handler.takes_session or not hasattr(store, "bind") or _serves(store, handler.colour):
+        return
+    is_async = handler.colour == "async"
+    raise SettingsError(
+        f"{named(fn)} is {'' if is_async else 'not '}async and takes a session, and {inbox!r} has "
+        f"an engine for {'sync' if is_async else 'async'} code only: write it with "
+        f"{'def' if is_async else 'async def'}, give the inbox "
+        f"{'create_async_engine' if is_async else 'create_engine'}(...), or open it by URL to "
+        "serve both"
+    )
 
 
 def _beside(store: Store) -> Store:

@@ -54,6 +54,7 @@ class Handler:
     call: Callable[[Message, Any], Awaitable[None] | None]
     colour: Name
     outside: bool = False
+    takes_session: bool = False
 
 
 class Handlers:
@@ -125,7 +126,11 @@ def plain(fn: Function) -> Handler:
     """A handler whose effect is in the inbox's database, or needs no more than the inbox."""
     takes = _parameters(fn)
     if _is_async(fn):
-        return Handler(lambda message, session: fn(*(message, session)[:takes]), "async")
+        return Handler(
+            lambda message, session: fn(*(message, session)[:takes]),
+            "async",
+            takes_session=takes > 1,
+        )
 
     def call(message: Message, session: Any) -> Awaitable[None] | None:
         work = functools.partial(fn, *(message, session)[:takes])
@@ -136,14 +141,14 @@ def plain(fn: Function) -> Handler:
         _finished(work())
         return None
 
-    return Handler(call, "sync")
+    return Handler(call, "sync", takes_session=takes > 1)
 
 
 def outside(fn: Function, *, group: str, store: Store, on_crash: OnCrash) -> Handler:
     """A handler whose effect is outside the database: run through the guard."""
     if _parameters(fn) != 1:
         raise SettingsError(
-            f"{_named(fn)} takes a session, and outside=True says that its effect is outside the "
+            f"{named(fn)} takes a session, and outside=True says that its effect is outside the "
             "database: what it wrote there would not be committed with that effect. Take the "
             "message only, or leave out outside=True"
         )
@@ -195,7 +200,7 @@ def _of_both_colours(fn: Function, store: Store) -> Store:
         store.ledger(colour)
     except SettingsError as error:
         raise SettingsError(
-            f"{_named(fn)} is {'async' if colour is ASYNC else 'not async'}, and the worker's "
+            f"{named(fn)} is {'async' if colour is ASYNC else 'not async'}, and the worker's "
             f"store cannot serve that: {error}"
         ) from error
     return store
@@ -244,13 +249,13 @@ def _parameters(fn: Function) -> int:
     takes = 2 if takes_session else 1
     if any(p not in places[:takes] and p.kind != p.VAR_POSITIONAL for p in needed) or not places:
         raise SettingsError(
-            f"{_named(fn)}{inspect.signature(fn)} cannot be a handler: write it with the "
+            f"{named(fn)}{inspect.signature(fn)} cannot be a handler: write it with the "
             "parameters (message) or (message, session)"
         )
     return takes
 
 
-def _named(fn: Function) -> str:
+def named(fn: Function) -> str:
     return getattr(fn, "__qualname__", repr(fn))
 
 
