@@ -139,6 +139,17 @@ async def test_shards_are_streams_of_their_own_and_binary_entries_have_attribute
     assert await client.exists("semel:{axiom:events:3}:broker")
 
 
+async def test_a_request_to_begin_that_comes_twice_does_not_forget_what_was_handed_out(
+    broker, sender
+):
+    await sender.send(1, 2, 3)
+    consumer = await broker.consumer(TOPIC, "g", 0, name="a", fence=1)
+    lost = await consumer.read(2)
+    await consumer.begin()  # the same request once more, from a connection that was given up
+    consumer._reads -= 1  # nobody has heard the answer
+    assert await consumer.read(2) == lost
+
+
 async def test_one_command_publishes_one_reads_and_one_acknowledges(broker, sender, client):
     consumer = await consumer_of(broker)
     for script_is in ("new", "known"):
