@@ -16,6 +16,7 @@ import logging
 import random
 
 from semel.colour import ASYNC
+from semel.errors import in_one_line
 
 __all__ = ["Circuit"]
 
@@ -42,11 +43,11 @@ class Circuit:
         return bool(self.error)
 
     def failed(self, error: Exception, who: object = None) -> None:
+        self.error = in_one_line(error)
         if not self._waits:
             self.opened_at = ASYNC.now()
-            log.warning("semel: %s does not answer, waiting for it: %s", self.what, error)
+            log.warning("semel: %s does not answer, waiting for it: %s", self.what, self.error)
         self._waits.setdefault(who, FIRST_S)
-        self.error = str(error) or type(error).__name__
 
     def passed(self, who: object = None) -> None:
         if who not in self._waits:

@@ -123,3 +123,8 @@ class BrokerUnavailableError(SemelError):
 
 class SettingsError(SemelError, ValueError):
     """A setting that cannot work, or that would void the guarantee."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """What it says, for a log: drivers write several lines."""
+    return " ".join(str(error).split()) or type(error).__name__

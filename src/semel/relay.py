@@ -43,6 +43,7 @@ from semel.messages import (
     Taken,
 )
 from semel.ports import Broker
+from semel.settings import as_broker
 from semel.shards import LEASE_S, Hold, Shards
 from semel.values import value
 
@@ -79,6 +80,9 @@ WHY_CHARS = 500
 # brokers of other names nobody would read them, and nothing of them could ever be trimmed.
 CANARY = "semel.canary."
 
+# What a broker is asked for that has been given nothing: it has no message either.
+NOTHING_YET = {f"{CANARY}nothing": Tail()}
+
 OUTAGE = (BrokerUnavailableError, StoreUnavailableError)
 
 
@@ -110,7 +114,7 @@ class RelayStatus:
 
 
 class Relay:
-    """Publishes the events of one outbox to one broker.
+    """Publishes the events of one outbox to one broker, or the one at a URL.
 
     `name` tells relays of the same outbox apart that publish to different brokers. `source` is the
     CloudEvents source of everything published. `keep_s`: for how long rows stay after they are
@@ -121,7 +125,7 @@ class Relay:
     def __init__(
         self,
         store: SQLStore | Any,
-        broker: Broker,
+        broker: Broker | str,
         *,
         name: str = "default",
         source: str = "",
@@ -140,13 +144,15 @@ class Relay:
             store if reader is not None or isinstance(store, SQLStore) else SQLStore(store)
         )
         self.name = name
-        self.broker = broker
+        self.broker = as_broker(broker)
+        self._opened_broker = isinstance(broker, str)
         self.batch = batch
         self.reader = reader or OutboxReader(
-            self._store, name=name, shards=broker.shards, source=source
+            self._store, name=name, shards=self.broker.shards, source=source
         )
-        self.circuit = Circuit(f"relay {name}")
-        self._shards = Shards(self._store, f"relay:{name}", broker.shards, lease_s=lease_s)
+        self.broker_circuit = Circuit(f"the broker of relay {name}")
+        self.store_circuit = Circuit(f"the store of relay {name}")
+        self._shards = Shards(self._store, f"relay:{name}", self.broker.shards, lease_s=lease_s)
         self._idle_s = idle_s
         self._keep_s = keep_s
         self._notify = notify
@@ -175,6 +181,8 @@ class Relay:
             await _cut_off(beside)
             if self._opened:
                 await self._store.aclose()
+            if self._opened_broker:
+                await self.broker.aclose()
         if self._fault is not None:
             raise self._fault
 
@@ -188,12 +196,13 @@ class Relay:
             try:
                 await self._store.ledger(ASYNC).look(bytes(32))
                 await self.reader.news()
-            except OUTAGE as error:
-                self.circuit.failed(error, "outbox")
-                await self.circuit.wait(self._stopping, "outbox")
+            except StoreUnavailableError as error:
+                self.store_circuit.failed(error, "outbox")
+                await self.store_circuit.wait(self._stopping, "outbox")
             else:
+                self.store_circuit.passed("outbox")
                 break
-        self.circuit.passed("outbox")
+        self.store_circuit.gave_up("outbox")
 
     async def _beside(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work without which the others would wait for ever: when it fails, the relay ends."""
@@ -214,7 +223,7 @@ class Relay:
             tuple(self._shards.owned),
             self._shards.members,
             **self.counts,
-            outage=self.circuit.error,
+            outage=self.broker_circuit.error or self.store_circuit.error,
             held=held,
             stopped=dict(self.stopped),
             turning=self._shards.turning,
@@ -247,11 +256,11 @@ class Relay:
     async def _look(self) -> bool:
         try:
             news = await self.reader.news()
-        except OUTAGE as error:
-            self.circuit.failed(error, "outbox")
-            await self.circuit.wait(self._stopping, "outbox")
+        except StoreUnavailableError as error:
+            self.store_circuit.failed(error, "outbox")
+            await self.store_circuit.wait(self._stopping, "outbox")
             return False
-        self.circuit.passed("outbox")
+        self.store_circuit.passed("outbox")
         if news == self.news:
             return False
         self.news = news
@@ -338,9 +347,10 @@ class _Shard:
             while self._hold.live:
                 try:
                     await self._relay_on()
-                except OUTAGE as error:
-                    self._relay.circuit.failed(error, self._hold.shard)
-                    await self._relay.circuit.wait(self._hold.ending, self._hold.shard)
+                except BrokerUnavailableError as error:
+                    await self._wait(self._relay.broker_circuit, error)
+                except StoreUnavailableError as error:
+                    await self._wait(self._relay.store_circuit, error)
                 except _ForkedError as fork:
                     await self._stand_still(str(fork))
         except _PutDownError:
@@ -349,8 +359,13 @@ class _Shard:
             log.warning("semel: %s: shard %d: %s", self._relay.name, self._hold.shard, lost)
         finally:
             await self._drop_ahead()
-            self._relay.circuit.gave_up(self._hold.shard)
+            self._relay.broker_circuit.gave_up(self._hold.shard)
+            self._relay.store_circuit.gave_up(self._hold.shard)
             self._forget_status()
+
+    async def _wait(self, circuit: Circuit, error: Exception) -> None:
+        circuit.failed(error, self._hold.shard)
+        await circuit.wait(self._hold.ending, self._hold.shard)
 
     async def _stand_still(self, why: str) -> None:
         if self._relay.stopped.get(self._hold.shard) != why:
@@ -374,7 +389,8 @@ class _Shard:
             moved = await self._main_turn(since)
             for topic in list(self._cursor.lanes):
                 moved |= await self._lane_turn(topic)
-            self._relay.circuit.passed(self._hold.shard)
+            self._relay.broker_circuit.passed(self._hold.shard)
+            self._relay.store_circuit.passed(self._hold.shard)
             self._relay.stopped.pop(self._hold.shard, None)
             if not moved:
                 await self._relay.until_news(since, self._hold, self._pause_s())
@@ -575,12 +591,15 @@ class _Shard:
     # --- has it still got what it was given? ------------------------------------------------
 
     async def _compare_now_and_then(self) -> None:
-        """A broker that lost its tail is found out also where nothing new is published."""
+        """A broker that lost its tail is found out also where nothing new is published.
+
+        And so is one that does not answer where nothing ever was: a wrong URL, for instance.
+        """
         if ASYNC.now() - self._compared_at < COMPARE_EVERY_S:
             return
         self._compared_at = ASYNC.now()
         lost: list[_Sent] = []
-        for topic, known in self._cursor.tails.items():
+        for topic, known in (self._cursor.tails or NOTHING_YET).items():
             tail = await self._broker.tail(topic, self._hold.shard)
             if tail is not None and tail.position < known.position:
                 lost.append(await self._rewound(topic, known, tail))

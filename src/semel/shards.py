@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from semel.colour import ASYNC
-from semel.errors import SemelError
+from semel.errors import SemelError, in_one_line
 from semel.keys import new_attempt
 from semel.ports import Store, StoreLedger
 from semel.stores.owners import is_live, key_of, owners
@@ -255,7 +255,7 @@ class Shards:
             log.warning(
                 "semel: %s: the store of the shards does not answer: %s",
                 self._name,
-                str(error) or type(error).__name__,
+                in_one_line(error),
             )
         elif error is None and self._silent:
             log.warning("semel: %s: the store of the shards answers again", self._name)

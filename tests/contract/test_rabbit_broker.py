@@ -356,6 +356,14 @@ def test_settings_that_cannot_work_are_refused(url, settings):
         RabbitBroker(url, **settings)
 
 
+async def test_a_server_that_is_not_there_is_told_of_before_anything_is_published(
+    unused_tcp_port,
+):
+    async with opened(f"amqp://127.0.0.1:{unused_tcp_port}/") as broker:
+        with pytest.raises(BrokerUnavailableError):
+            await broker.tail(TOPIC, 0)
+
+
 def test_a_password_is_not_shown():
     assert "secret" not in repr(RabbitBroker("amqp://me:secret@localhost/"))
 

@@ -477,6 +477,56 @@ async def test_an_outage_of_the_broker_loses_and_turns_round_nothing(
     assert caplog.text.count("answers again") == 1
 
 
+async def test_a_broker_that_does_not_answer_is_found_out_before_the_first_event(
+    small: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.05)
+    broker = Broker(2)
+    broker.down = True
+    with caplog.at_level(logging.WARNING, "semel"):
+        async with relaying(small, broker) as relay:
+            await until(lambda: not relay.status().ready)
+            assert relay.status().outage == "refused"
+            broker.down = False
+            await until(lambda: relay.status().ready)
+            broker.down = True
+            await until(lambda: not relay.status().ready)
+    assert broker.calls == 0
+    assert "the broker of relay default does not answer, waiting for it: refused" in caplog.text
+    assert broker.stream() == []
+
+
+async def test_who_is_stopped_during_an_outage_does_not_say_that_it_is_over(
+    unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SQLStore(f"postgresql://nobody@127.0.0.1:{unused_tcp_port}/nothing")
+    relay = Relay(store, Broker())
+    with caplog.at_level(logging.WARNING, "semel"):
+        running = asyncio.create_task(relay.run())
+        await until(lambda: not relay.status().ready)
+        relay.stop()
+        await running
+    assert "the store of relay default does not answer, waiting for it: " in caplog.text
+    assert "answers again" not in caplog.text
+    assert all("\n" not in each and "\t" not in each for each in caplog.messages)
+    await store.aclose()
+
+
+async def test_a_broker_may_be_a_url_and_is_closed_with_the_run(small: Desk, tmp_path: Any) -> None:
+    relay = Relay(small.url, f"sqlite:///{tmp_path}/broker.db?shards=2")
+    running = asyncio.create_task(relay.run())
+    await small.commit(placed(1, n=1))
+    await until(lambda: relay.status().published == 1)
+    relay.stop()
+    await running
+    assert relay.broker.shards == 2
+
+
+def test_what_is_no_broker_says_what_to_write(small: Desk) -> None:
+    with pytest.raises(SettingsError, match=r"a broker or its URL, not a object: connect\("):
+        Relay(small.url, object())  # type: ignore[arg-type]
+
+
 async def test_replies_that_get_lost_repeat_nothing_at_the_broker(desk: Desk) -> None:
     broker = Broker()
     broker.loses_replies = True

@@ -458,7 +458,8 @@ class RelayHere(Relay):
             lease_s=LEASE_S,
             keep_s=world.keep_s,
         )
-        self.circuit._random = world.chance
+        for circuit in (self.broker_circuit, self.store_circuit):
+            circuit._random = world.chance
         self.world = world
         self.host = host
         self.known: dict[int, Cursor] = {}

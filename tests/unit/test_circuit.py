@@ -56,6 +56,17 @@ def test_whoever_got_through_begins_with_short_waits_again() -> None:
     run(story)
 
 
+def test_an_error_of_several_lines_is_told_in_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(circuit: Circuit) -> str:
+        circuit.failed(BrokerUnavailableError("refused\n\tIs the server\n running?\n"))
+        return circuit.error
+
+    assert run(story) == "refused Is the server running?"
+    assert caplog.messages == [
+        "semel: the broker does not answer, waiting for it: refused Is the server running?"
+    ]
+
+
 def test_an_ending_ends_the_wait() -> None:
     async def story(circuit: Circuit) -> None:
         ending = asyncio.Event()

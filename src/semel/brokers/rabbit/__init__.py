@@ -198,8 +198,9 @@ class RabbitBroker:
         )
 
     async def tail(self, topic: str, shard: int) -> None:
-        """A queue does not tell."""
+        """A queue does not tell. That nobody answers is told all the same."""
         rules.check_shard(shard, self.shards)
+        await self._line.link()
 
     # --- groups -----------------------------------------------------------------------------
 
