@@ -42,6 +42,11 @@ UNREADABLE_EVERY = 100
 FIRST_UNREADABLE = 4
 
 
+# In the story, the ninth case has that scan.
+CASES = 200
+FEWEST_CASES = 10
+
+
 def main() -> None:
     args = arguments()
     from semel.errors import SemelError
@@ -56,6 +61,9 @@ def main() -> None:
             asyncio.run(run())
     except SemelError as error:
         sys.exit(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        print("\nBroken off.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 def try_it(args: argparse.Namespace) -> None:
@@ -66,7 +74,7 @@ def try_it(args: argparse.Namespace) -> None:
         place(args, Path(folder))
         import demo
 
-        sys.exit(asyncio.run(demo.main(args.cases)))
+        sys.exit(asyncio.run(demo.main(args.cases or CASES)))
 
 
 def place(args: argparse.Namespace, folder: Path) -> None:
@@ -158,8 +166,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("what", nargs="?", choices=("run", "try"), default="run")
     parser.add_argument("--database", help="PostgreSQL; without it, SQLite in build/case_outbox")
     parser.add_argument("--broker", help="redis://...; without it, SQLite in build/case_outbox")
-    parser.add_argument("--cases", type=int, default=200, help="with try: so many, by four people")
-    return parser.parse_args()
+    parser.add_argument("--cases", type=int, help=f"with try: so many, by four people; {CASES}")
+    args = parser.parse_args()
+    if args.cases is not None and args.what != "try":
+        parser.error("--cases goes with try; without it people work until Ctrl-C")
+    if args.cases is not None and args.cases < FEWEST_CASES:
+        parser.error(f"--cases {args.cases} are too few for the story; at least {FEWEST_CASES}")
+    return args
 
 
 if __name__ == "__main__":

@@ -150,8 +150,15 @@ class Story:
         self._run = uuid4().hex[:6]
         self._spoilt = f"{self._run}-8"
         self._books = Books(f"{self._run}-")
+        self._over = False
 
     async def tell(self) -> bool:
+        try:
+            return await self._tell()
+        finally:
+            self._over = True  # a thread is not cancelled, and would be waited for
+
+    async def _tell(self) -> bool:
         say(f"1. {PEOPLE} people work on {self._cases} cases, beside a relay and four services")
         people = [Office(seed, PAUSE_S) for seed in range(PEOPLE)]
         ids = [f"{self._run}-{number}" for number in range(self._cases)]
@@ -170,6 +177,8 @@ class Story:
 
     def _work(self, office: Office, ids: Sequence[str]) -> None:
         for id in ids:
+            if self._over:
+                return
             office.work_on(id, scan=UNREADABLE if id == self._spoilt else "a lease")
 
     async def _kill_and_start(self) -> None:

@@ -82,6 +82,32 @@ def test_the_story_on_postgresql_and_redis_ends_as_promised(tmp_path, postgres_u
     }
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("try", "--cases", "3"), "at least 10"),
+        (("try", "--cases", "0"), "at least 10"),
+        (("try", "--cases", "-3"), "at least 10"),
+        (("try", "--cases", "many"), "invalid"),
+        (("--cases", "40"), "--cases goes with try"),
+    ],
+)
+def test_a_number_of_cases_that_tells_no_story_is_refused(tmp_path, options, why):
+    refused = example(*options, folder=tmp_path)
+    assert refused.returncode == 2
+    assert why in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_story_that_is_broken_off_ends_cleanly(tmp_path):
+    with Example(tmp_path, "try", "--cases", "400") as story:
+        story.wait_for(r"2\. In the middle of it, the relay")
+        assert story.end(signal.SIGINT) == 130
+    said = story.said.read_text()
+    assert "Traceback" not in said
+    assert said.endswith("\nBroken off.\n")
+
+
 PLANTED = """
 from types import SimpleNamespace as Row
 from books import wrong
@@ -107,11 +133,11 @@ def test_its_books_find_what_is_planted(tmp_path):
 class Example:
     """The example in a process of its own; what it says is in a file."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *options):
         self.said = folder / "said.txt"
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, str(EXAMPLE)],
+                [sys.executable, str(EXAMPLE), *options],
                 cwd=folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
