@@ -415,6 +415,16 @@ async def test_an_outage_that_a_handler_wraps_is_one(bench, consumer):
         assert await held(inbox, consumer) == {}
 
 
+@pytest.mark.timeout(30)
+async def test_an_error_raised_from_itself_is_a_failure_like_others(sqlite_bench, consumer):
+    def handle(each, session):
+        error = ValueError("wrong")
+        raise error from error
+
+    async with opened(sqlite_bench, "sync") as inbox:
+        assert endings(await inbox.apply(consumer, messages(1), handle)) == ["retry"]
+
+
 async def test_a_table_that_a_handler_misses_is_its_own_trouble(bench, consumer):
     def handle(each, session):
         session.execute(sa.text("INSERT INTO no_such_table VALUES (1)"))

@@ -125,6 +125,30 @@ def test_an_outage_is_known_by_what_it_comes_from():
     assert not rules.is_outage(caused(RuntimeError("x"), CorruptRecordError("x")))
 
 
+def test_an_error_that_is_its_own_cause_is_asked_once():
+    """`raise error from error` happens; whoever followed its causes would never come back."""
+    itself, first, second = ValueError("x"), ValueError("1"), ValueError("2")
+    itself.__cause__ = itself
+    first.__cause__, second.__cause__ = second, first
+    assert not rules.is_outage(itself)
+    assert list(rules.causes_of(first)) == [first, second]
+    assert list(rules.causes_of(None)) == []
+
+
+def test_an_error_that_cannot_say_what_it_is_is_a_failure_like_others():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+        @property
+        def poison(self):
+            raise RuntimeError("no")
+
+    failure = Retry(attempts=2).failed(MuteError(), 1)
+    assert (failure.why, failure.error) == ("retry", "MuteError")
+    assert "MuteError" in str(rules.outage(message(1), MuteError()))
+
+
 # --- a batch ------------------------------------------------------------------------------------
 
 

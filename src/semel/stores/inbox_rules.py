@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import random
 import traceback
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -147,7 +147,7 @@ class Retry:
     def failed(self, error: BaseException, attempts: int) -> Failure:
         """The failure, when this was the last of so many attempts."""
         told = told_of(error)
-        if attempts >= self.attempts or getattr(error, "poison", False) is True:
+        if attempts >= self.attempts or _is_poison(error):
             return Failure("poison", told, attempts)
         return Failure("retry", told, attempts, self.delay_s(attempts))
 
@@ -165,27 +165,52 @@ class Retry:
 
 def told_of(error: BaseException) -> str:
     """An error for people: what it is, what it says, and where it comes from."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    name, said = type(error).__name__, said_by(error)
+    text = name if said == name else f"{name}: {said}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return text[: ERROR_CHARS - len(where)] + where
 
 
+def said_by(error: BaseException) -> str:
+    """What it says, or its name if it says nothing, or cannot: the error may be anybody's."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the failure
+        return type(error).__name__
+
+
+def _is_poison(error: BaseException) -> bool:
+    try:
+        return getattr(error, "poison", False) is True
+    except Exception:  # noqa: BLE001 - it does not say so
+        return False
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it says it comes from, and so on. One that comes from itself ends it."""
+    met: set[int] = set()
+    while error is not None and id(error) not in met:
+        met.add(id(error))
+        yield error
+        error = error.__cause__
+
+
 def is_outage(error: BaseException | None) -> bool:
     """Is this, or what it says it comes from, no fault of the message?"""
-    while error is not None:
-        if isinstance(error, CorruptRecordError):
+    for each in causes_of(error):
+        if isinstance(each, CorruptRecordError):
             return False
-        if isinstance(error, StoreUnavailableError | BrokerUnavailableError):
+        if isinstance(each, StoreUnavailableError | BrokerUnavailableError):
             return True
-        error = error.__cause__
     return False
 
 
 def outage(message: Message, error: BaseException) -> StoreUnavailableError:
     """What an inbox raises when a handler met one."""
     return StoreUnavailableError(
-        f"event {message.id} ({message.type}) met an outage, and waits for its end: {error}"
+        f"event {message.id} ({message.type}) met an outage, and waits for its end: "
+        f"{said_by(error)}"
     )
 
 

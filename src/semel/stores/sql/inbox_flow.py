@@ -533,12 +533,11 @@ def _fault(error: BaseException | None) -> Fault | None:
     """What this means when it is no fault of a message's: go again, or an outage; else None."""
     if rules.is_outage(error):
         return Fault.GONE
-    while error is not None:
-        if isinstance(error, exc.TimeoutError):  # no connection to be had
+    for each in rules.causes_of(error):
+        if isinstance(each, exc.TimeoutError):  # no connection to be had
             return Fault.GONE
-        if isinstance(error, exc.DBAPIError) and (fault := _passing(error)) is not None:
+        if isinstance(each, exc.DBAPIError) and (fault := _passing(each)) is not None:
             return fault
-        error = error.__cause__
     return None
 
 
@@ -588,6 +587,7 @@ def _told(where: str, error: BaseException | None) -> SemelError:
 
 def _outage(where: str, error: BaseException) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"an outage while messages had their effects, told by {where} or a handler: {error}. What "
+        f"an outage while messages had their effects, told by {where} or a handler: "
+        f"{rules.said_by(error)}. What "
         "was committed is remembered; nothing is held against a message"
     )

@@ -33,6 +33,7 @@ from semel.colour import ASYNC, SYNC, Colour, from_away
 from semel.errors import SettingsError
 from semel.messages import Message
 from semel.ports import Handle
+from semel.stores.inbox_rules import causes_of
 from semel.stores.sql import lines
 from semel.stores.sql.bound import bound_link
 from semel.stores.sql.committing import Watch
@@ -355,12 +356,11 @@ def _unlimited(dbapi: Any, record: Any, state: Any) -> None:
 # --- calling ------------------------------------------------------------------------------------
 
 
-def _is_busy(error: BaseException | None) -> bool:
-    while error is not None:
-        driver = getattr(error, "orig", None) or error
+def _is_busy(error: BaseException) -> bool:
+    for each in causes_of(error):
+        driver = getattr(each, "orig", None) or each
         if hasattr(driver, "sqlite_errorcode") and fault_of(driver) is Fault.AGAIN:
             return True
-        error = error.__cause__
     return False
 
 
