@@ -710,6 +710,33 @@ async def test_an_engine_without_transactions_is_refused(bench, consumer):
     await close(inbox)
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+async def test_a_driver_that_commits_by_itself_is_refused(request, consumer, database, colour):
+    bench = request.getfixturevalue(f"{database}_bench")
+    make = sa.create_engine if colour == "sync" else create_async_engine
+    inbox = SQLInbox(make(with_driver(parse(bench.url), colour), connect_args={"autocommit": True}))
+    with pytest.raises(SettingsError, match="autocommit mode"):
+        await inbox.apply(consumer, of_colour(colour, 1), Both(consumer))
+    assert effects(bench, consumer) == []
+    await close(inbox)
+
+
+async def test_a_file_whose_driver_begins_nothing_by_itself_is_taken(sqlite_bench, consumer):
+    """The inbox begins its transactions there itself."""
+    engine = sa.create_engine(with_driver(parse(sqlite_bench.url), "sync"))
+    event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+
+    def fails(session):
+        raise ValueError("after its effect")
+
+    inbox = SQLInbox(engine)
+    handle = Both(consumer, {"orders-7-1": fails})
+    assert endings(await inbox.apply(consumer, of_colour("sync", 1), handle)) == ["retry"]
+    assert effects(sqlite_bench, consumer) == []
+    await close(inbox)
+
+
 async def test_an_inbox_stands_on_what_a_store_stands_on(bench, consumer):
     engine = sa.create_engine(with_driver(parse(bench.url), "sync"))
     store = SQLStore(engine)

@@ -7,6 +7,7 @@
 - A COMMIT or ROLLBACK in the text of a statement is nothing to SQLAlchemy.
 - A listener that refuses a commit leaves the transaction open in the database, and a connection
   that is closed then goes back to its pool as it is: the next one's commit commits it too.
+- A driver's connection in autocommit commits each statement, and SQLAlchemy knows nothing of it.
 """
 
 from __future__ import annotations
@@ -93,3 +94,20 @@ def _has_failed(connection: sa.Connection) -> bool:
 def ends(statement: str) -> bool:
     """Does this text end the transaction?"""
     return _ENDING.match(statement) is not None
+
+
+def refuse_driver_autocommit(connection: sa.Connection, so: str) -> None:
+    """`so`: what follows from a driver that commits by itself."""
+    driver: Any = connection.connection.driver_connection
+    own = getattr(driver, "autocommit", None)  # PyMySQL's is a function, sqlite3's may be -1
+    asked = getattr(driver, "get_autocommit", None)
+    alone = connection.dialect.name == "sqlite" and _never_begins(driver)
+    if own is True or alone or (asked is not None and asked()):
+        raise SettingsError(
+            f"the driver's connection is in autocommit mode, so {so}; connect without it"
+        )
+
+
+def _never_begins(driver: Any) -> bool:
+    """Told to begin nothing by itself, and nobody has done it."""
+    return driver.isolation_level is None and not driver.in_transaction

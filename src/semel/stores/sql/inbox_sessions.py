@@ -37,7 +37,7 @@ from semel.stores.inbox_rules import causes_of
 from semel.stores.sql import lines
 from semel.stores.sql.bound import bound_link
 from semel.stores.sql.committing import Watch
-from semel.stores.sql.endings import is_lost, refuse_lost
+from semel.stores.sql.endings import is_lost, refuse_driver_autocommit, refuse_lost
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
 
@@ -188,6 +188,9 @@ class Work:
                     self._is_only_writer = True
             case "mysql" if idle_s is not None:
                 await self._limit(idle_s)
+        refuse_driver_autocommit(
+            self._sync_connection, "an effect would stand without the memory of it"
+        )
 
     async def _limit(self, idle_s: float) -> None:
         connection = self._sync_connection

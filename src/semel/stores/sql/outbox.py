@@ -35,7 +35,12 @@ from semel.colour import run
 from semel.errors import SettingsError
 from semel.stores.sql.bound import Session, bound_link, refuse_autocommit
 from semel.stores.sql.dialects import refuse_unknown
-from semel.stores.sql.endings import refuse_lost, take_back, watch_losses
+from semel.stores.sql.endings import (
+    refuse_driver_autocommit,
+    refuse_lost,
+    take_back,
+    watch_losses,
+)
 from semel.stores.sql.faults import Fault, NoTableError, fault_of
 from semel.stores.sql.outbox_bell import ring
 from semel.stores.sql.outbox_writing import Entry, write
@@ -249,7 +254,7 @@ def _commit(connection: sa.Connection) -> None:
     if not entries:
         return
     try:
-        _refuse_without_transaction(connection)
+        refuse_driver_autocommit(connection, "the rows were committed before their events could be")
         refuse_lost(connection)
         run(write(bound_link(connection), entries))
     except BaseException as error:
@@ -268,24 +273,6 @@ def _given_back(_: Any, record: Any) -> None:
     """The connection goes back to its pool: by now its commit is over."""
     if record.info.pop(_TELLS, False):
         ring()
-
-
-def _refuse_without_transaction(connection: sa.Connection) -> None:
-    """A driver that commits by itself has committed the rows already."""
-    driver: Any = connection.connection.driver_connection
-    own = getattr(driver, "autocommit", None)  # PyMySQL's is a function, sqlite3's may be -1
-    asked = getattr(driver, "get_autocommit", None)
-    alone = connection.dialect.name == "sqlite" and _never_begins(driver)
-    if own is True or alone or (asked is not None and asked()):
-        raise SettingsError(
-            "the driver's connection is in autocommit mode, so the rows were committed before "
-            "their events could be; connect without it"
-        )
-
-
-def _never_begins(driver: Any) -> bool:
-    """Told to begin nothing by itself, and nobody has done it."""
-    return driver.isolation_level is None and not driver.in_transaction
 
 
 def _no_table() -> NoTableError:
