@@ -50,6 +50,9 @@ __all__ = [
 SLOTS = 256
 """The slots an outbox row can be in: the first byte of its aggregate's identity."""
 
+CANARY = "semel.canary."
+"""How the topics of `semel doctor` begin."""
+
 
 def shard_of(slot: int, shards: int) -> int:
     """Which of so many shards a slot belongs to. Neighbouring slots stay together."""

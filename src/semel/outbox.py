@@ -30,12 +30,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from uuid import UUID
 
 from semel.cloudevents import is_clean
 from semel.errors import SettingsError
 from semel.keys import plain
+from semel.messages import CANARY
 from semel.values import value
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class Outbox:
     (`Relay(notify=True)`). They look anyway, a little later, and PostgreSQL lets one such commit
     through at a time, which halves how many there can be.
     """
+
+    _reserved: ClassVar[tuple[str, ...]] = (CANARY,)
+    """How topics begin that are not for applications."""
 
     def __init__(
         self,
@@ -148,7 +152,10 @@ class Outbox:
                 f"nothing says where events of type {event.type!r} go; give Event(topic=...), or "
                 f"Outbox(routes={{{event.type!r}: ...}})"
             )
-        return _known("a topic", topic)
+        named = _known("a topic", topic)
+        if named.startswith(self._reserved):
+            raise SettingsError(f"topics that begin with {CANARY!r} are those of `semel doctor`")
+        return named
 
     def _payload(self, event: Event) -> str:
         text = _json_text(event)

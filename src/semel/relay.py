@@ -27,11 +27,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from semel.brokers.rules import TopicError
 from semel.circuit import Circuit
 from semel.cloudevents import is_clean
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.messages import (
+    CANARY,
     Batch,
     Behind,
     Fenced,
@@ -76,9 +78,6 @@ MOST_FULL_S = 1.0
 # What a stand-in tells of why: enough for people, and small enough for any broker.
 WHY_CHARS = 500
 
-# Topics of `semel doctor`: their aggregate type is the name of the relays that are examined. On the
-# brokers of other names nobody would read them, and nothing of them could ever be trimmed.
-CANARY = "semel.canary."
 
 # What a broker is asked for that has been given nothing: it has no message either.
 NOTHING_YET = {f"{CANARY}nothing": Tail()}
@@ -90,7 +89,9 @@ OUTAGE = (BrokerUnavailableError, StoreUnavailableError)
 class RelayStatus:
     """What a relay is doing, for people and probes.
 
-    `refused` counts the events that were published as stand-ins, because the broker refused them.
+    `waits_for` are those who may have shards that fall to it, by host and process, until they let
+    go or their leases run out. `refused` counts the events that were published as stand-ins,
+    because the broker refused them.
     `held` says why a topic lags behind, and `stopped` why a shard stands still until people decide.
     `turning` is False when it has not done anything for so long that only a restart can help.
     """
@@ -99,6 +100,7 @@ class RelayStatus:
     shards: int
     owned: Sequence[int] = ()
     members: int = 0
+    waits_for: tuple[str, ...] = ()
     published: int = 0
     repeated: int = 0
     refused: int = 0
@@ -222,6 +224,7 @@ class Relay:
             self.broker.shards,
             tuple(self._shards.owned),
             self._shards.members,
+            self._shards.waits_for,
             **self.counts,
             outage=self.broker_circuit.error or self.store_circuit.error,
             held=held,
@@ -405,6 +408,7 @@ class _Shard:
     async def _main_turn(self, news: int) -> bool:
         if self._read_at == news:
             return False
+        await self._refuse_old_ids(news)
         bound, page = await self._next_page(news)
         if page.more:
             self._read_ahead(page, bound)
@@ -422,7 +426,24 @@ class _Shard:
         await self._advance(page.upto, sent, lanes)
         return True
 
+    async def _refuse_old_ids(self, news: int) -> None:
+        """Ids only grow. Below the cursor nobody looks, so what gets one there is not published."""
+        reached = self._cursor.position
+        # Whom we took the shard over from may have heard later news than we.
+        if 0 <= news < reached and (given_out := await self._reader.news()) < reached:
+            raise _ForkedError(
+                f"shard {self._hold.shard} has published up to position {reached}, and the outbox "
+                f"has given out {given_out}: its ids began anew, as after TRUNCATE ... RESTART "
+                "IDENTITY or in a copy without its sequences. Nothing is published in this shard "
+                f"until they go on behind {reached}: give the counter behind the ids that value, "
+                "and the rows that are not published new ids"
+            )
+
     def _is_ours(self, topic: str, message: Message) -> bool:
+        """A canary's aggregate type is the name of the relays that are examined.
+
+        On the brokers of others nobody would read it, and nothing of it could ever be trimmed.
+        """
         return not topic.startswith(CANARY) or message.aggregate_type == self._relay.name
 
     async def _next_page(self, news: int) -> tuple[int, Page]:
@@ -480,6 +501,13 @@ class _Shard:
     # --- the broker -------------------------------------------------------------------------
 
     async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+        try:
+            return await self._publish(topic, messages)
+        except TopicError as error:
+            self._hold_back(topic, str(error))
+            return _Sent(topic, self._cursor.tails.get(topic, Tail()), messages[0].position - 1)
+
+    async def _publish(self, topic: str, messages: Sequence[Message]) -> _Sent:
         follows = self._cursor.tails.get(topic) or await self._left_there(topic, messages[0])
         while True:
             if not self._hold.live:
@@ -560,7 +588,8 @@ class _Shard:
             f"at position {tail.position} of {self._called(topic)} the broker has {there} than "
             "the outbox: one of the two was restored from an older "
             "copy. Nothing is published in this shard until they agree: bring back the right copy, "
-            "or delete the broker's stream to have it filled anew from the outbox"
+            "or delete the broker's stream to have it filled anew from the outbox, when the inboxes "
+            "of its consumers are as old as the outbox (`After a restore`, reference/relay)"
         )
 
     async def _say_lost(self, sent: _Sent, had: Tail) -> None:

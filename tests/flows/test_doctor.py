@@ -428,6 +428,16 @@ async def test_lag(desk: Desk) -> None:
     assert (await row("lag", desk)).verdict == "ok"
 
 
+async def test_ids_that_begin_anew_are_no_lag_and_are_told(postgres: Desk) -> None:
+    await postgres.commit(*[placed() for _ in range(5)])
+    await relay_all(postgres, MemoryBroker())
+    with postgres.engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE event_outbox RESTART IDENTITY")
+    await postgres.commit(placed())
+    found = await row("lag", postgres)
+    assert (found.verdict, "began anew" in found.figure) == ("failed", True)
+
+
 async def test_a_writer_that_relays_do_not_pass_is_named(postgres: Desk) -> None:
     limits = Thresholds(held_up_s=0.0)
     assert (await row("held up", postgres, thresholds=limits)).figure == "by nobody"

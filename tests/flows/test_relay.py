@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from semel import relay as relay_module
 from semel.brokers import NatsBroker, RabbitBroker, RedisBroker
 from semel.brokers.memory import MemoryBroker
+from semel.brokers.rules import TopicError
 from semel.cloudevents import from_json
 from semel.colour import ASYNC
 from semel.errors import BrokerUnavailableError, SettingsError
@@ -77,6 +78,10 @@ class Desk:
     def ask(self, select: str) -> list[Any]:
         with self.own.connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(select)]
+
+    def do(self, statement: str) -> None:
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(statement)
 
     def rows(self) -> int:
         return int(self.ask("SELECT COUNT(*) FROM event_outbox")[0][0])
@@ -865,6 +870,43 @@ async def test_another_event_at_the_same_place_stops_the_shard_and_no_other(
         await until(lambda: len(broker.stream()) == 24)
         await until(lambda: relay.status().ready)
     in_order(small, broker)
+
+
+async def test_ids_that_begin_anew_stop_the_shard_and_are_told(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.2)
+    init(postgres_url)
+    desk, broker = Desk(postgres_url), Broker()
+    async with relaying(desk, broker) as relay:
+        await desk.commit(*(placed(n=n) for n in range(5)))
+        await until(lambda: broker.numbers() == [0, 1, 2, 3, 4])
+        desk.do("TRUNCATE event_outbox RESTART IDENTITY")
+        await desk.commit(placed(n=5))
+        await until(lambda: relay.status().stopped)
+        assert "ids began anew" in relay.status().stopped[0]
+        desk.do("SELECT setval('event_outbox_id_seq', 5)")
+        desk.do("UPDATE event_outbox SET id = DEFAULT")
+        await until(lambda: broker.numbers() == [0, 1, 2, 3, 4, 5])
+    desk.close()
+
+
+class Nameless(Broker):
+    """One that has no name for a topic."""
+
+    async def publish(self, batch: Batch) -> Any:
+        if batch.topic == "orders":
+            raise TopicError("choose a shorter one")
+        return await super().publish(batch)
+
+
+async def test_a_topic_that_the_broker_has_no_name_for_holds_up_no_other(small: Desk) -> None:
+    broker = Nameless()
+    async with relaying(small, broker) as relay:
+        await small.commit(placed(1, n=0), placed(1, "bills", n=1), placed(1, n=2))
+        await small.commit(placed(2, "bills", n=3))
+        await until(lambda: broker.numbers("bills") == [1, 3])
+        await until(lambda: relay.status().held == {"orders": "choose a shorter one"})
 
 
 def _of_shard(desk: Desk, shard: int) -> int:

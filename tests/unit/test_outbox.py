@@ -38,6 +38,11 @@ def test_a_topic_of_its_own_goes_before_the_route():
     assert entry(topic="audit").topic == "audit"
 
 
+def test_a_topic_of_the_doctors_is_refused():
+    with pytest.raises(SettingsError, match="semel doctor"):
+        OUTBOX.add(Session(), placed(topic="semel.canary.mine"))
+
+
 def test_an_event_that_goes_nowhere_is_refused_when_it_is_added():
     with pytest.raises(SettingsError, match=r"'cancelled' go.*Event\(topic=.*routes=\{'cancelled'"):
         OUTBOX.add(Session(), placed(type="cancelled"))

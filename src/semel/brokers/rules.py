@@ -33,6 +33,10 @@ lowest position there is: what is missing before it was trimmed, what is missing
 came."""
 
 
+class TopicError(SettingsError):
+    """A topic that this broker has no name for. Others it can have."""
+
+
 def check_settings(shards: int, maxlen: int | None) -> None:
     if shards < 1:
         raise SettingsError(f"shards={shards}: a topic has at least one shard")

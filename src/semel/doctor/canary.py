@@ -24,10 +24,9 @@ from semel.colour import ASYNC
 from semel.doctor.patient import Finding, Patient, all_of, span
 from semel.errors import SemelError
 from semel.keys import make_key, new_attempt
-from semel.messages import Delivery, shard_of
+from semel.messages import CANARY, Delivery, shard_of
 from semel.outbox import Event, Outbox
 from semel.ports import Broker, Consumer
-from semel.relay import CANARY
 from semel.shards import owners
 from semel.values import Busy, Claim, Terms, Won
 
@@ -35,6 +34,13 @@ if TYPE_CHECKING:
     from semel.stores.sql.outbox_cursor import Cursor
 
 __all__ = ["GROUP", "Trims", "canary"]
+
+
+class _Outbox(Outbox):
+    """One that may write to the topics of canaries."""
+
+    _reserved = ()
+
 
 GROUP = "semel-doctor"
 
@@ -145,7 +151,7 @@ class _Flight:
         self._waited = {shard: under_way.get(shard) or fresh[shard] for shard in shards}
         # Before they are sent: one that is noted and never sent is not found, and sent anew.
         await self._note_sent(self._waited)
-        aggregates, outbox = self._aggregates(), Outbox()
+        aggregates, outbox = self._aggregates(), _Outbox()
 
         def add(session: object) -> None:
             for shard, id in fresh.items():

@@ -69,6 +69,14 @@ async def owned(store: Store, name: str, count: int) -> Mapping[int, str]:
 async def lag(patient: Patient) -> Sequence[Finding]:
     """How old is the oldest event that is not published?"""
     found, limits = await patient.lag(), patient.thresholds
+    reached = max(found.positions.values(), default=0)
+    if reached > (given_out := await patient.news()):
+        figure = f"published up to position {reached}, and ids are at {given_out}: they began anew"
+        advice = (
+            "set the counter behind the ids to where the relays are, and give the rows that are "
+            "not published new ids; see the relay's log"
+        )
+        return [Finding("failed", figure, advice)]
     figure = f"{span(found.age_s)}, {found.unpublished:,} unpublished"
     if found.behind:
         figure += f"; behind the others: {', '.join(found.behind)}"

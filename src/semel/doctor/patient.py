@@ -125,6 +125,10 @@ class Patient:
         shards = await self.shards()
         return await self._once("lag", self.reader(shards or 1).lag)
 
+    async def news(self) -> int:
+        """Up to where relays may read now."""
+        return await self.reader(1).news()
+
     async def cursors(self) -> Sequence[Cursor]:
         """As they are now."""
         from semel.stores.sql.doctor import cursors

@@ -36,7 +36,7 @@ from semel.brokers.nats.line import (
     refused,
 )
 from semel.cloudevents import NotAnEventError
-from semel.errors import BrokerUnavailableError, SettingsError
+from semel.errors import BrokerUnavailableError
 from semel.messages import (
     Backlog,
     Batch,
@@ -141,7 +141,7 @@ class Stream:
         self._room = 0
         """So many may be added before it is time to look how long the stream is."""
         if len(self.name) > LONGEST_NAME:
-            raise SettingsError(
+            raise rules.TopicError(
                 f"the topic {topic!r} makes a name of {len(self.name)} bytes for its stream, and "
                 f"NATS takes {LONGEST_NAME}: choose a shorter one"
             )

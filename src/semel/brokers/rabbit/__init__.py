@@ -284,7 +284,7 @@ def _name(longest: int, *words: str) -> str:
     """Between slashes; what a name may not have is `#` and its code, like `%` in a URL."""
     name = "/".join(quote(word, safe=":@,").replace("~", "%7E") for word in words)
     if len(name) > longest:
-        raise SettingsError(
+        raise rules.TopicError(
             f"{words!r} make a name of {len(name)} bytes, and RabbitMQ's driver takes {longest}: "
             "choose shorter ones"
         )

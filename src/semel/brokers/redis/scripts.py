@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from semel.errors import SettingsError
+from semel.brokers.rules import TopicError
 from semel.stores.redis.scripts import Call, Script
 from semel.values import value
 
@@ -53,7 +53,7 @@ class Stream:
 def stream_of(topic: str, shard: int, shards: int) -> Stream:
     """The hash's name has the stream's name in braces: a cluster keeps the two together."""
     if not topic or "{" in topic or "}" in topic:
-        raise SettingsError(
+        raise TopicError(
             f"the topic {topic!r} cannot be the name of a Redis stream here: braces say where a "
             "cluster keeps a key; give it a name without them"
         )
