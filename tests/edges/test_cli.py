@@ -1058,7 +1058,8 @@ def names(parameter):
     if parameter.param_type_name == "argument":
         return parameter.metavar.strip("[]")
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
-    return ", ".join(reversed(parameter.opts)) + value
+    otherwise = f" / {parameter.secondary_opts[0]}" if parameter.secondary_opts else ""
+    return ", ".join(reversed(parameter.opts)) + otherwise + value
 
 
 def default(parameter):
@@ -1066,7 +1067,8 @@ def default(parameter):
         return f" Default: `{parameter.envvar}` in the environment."
     if parameter.default in (None, "", False) or parameter.param_type_name == "argument":
         return ""
-    return f" Default: {parameter.default}."
+    given = parameter.opts[0] if parameter.secondary_opts else parameter.default
+    return f" Default: {given}."
 
 
 def test_the_reference_lists_every_command_as_it_is():

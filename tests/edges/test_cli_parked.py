@@ -171,7 +171,11 @@ def test_looking_and_settling_on_every_inbox(any_url):
     assert audit[-1]["who"] == "ann"
     assert "a typo" in audit[-1]["note"]
     assert (audit[-1]["before"], audit[-1]["after"]) == ('{"total":40}', '{"total":1}')
-    assert len(answer("audit", url, "--sequence", dead)["audit"]) == 3
+    for digits in (dead, dead[:12], dead[:12].upper()):
+        assert len(answer("audit", url, "--sequence", digits)["audit"]) == 3
+    assert len(answer("audit", url, "--sequence", dead[:12], "--limit", "2")["audit"]) == 2
+    assert answer("audit", url, "--sequence", "0" * 63 + "7")["audit"] == []
+    assert semel_cli("audit", url, "--sequence", "").exit_code == 2
 
 
 def test_what_is_replayed_runs_and_what_waits_behind_it_follows(any_url):
@@ -262,6 +266,7 @@ def test_a_sequence_for_people(url):
     assert "aggregate\torder/dead\n" in shown
     assert "done\tup to number 0\n" in shown
     assert "2\tdead-2\torder.placed\twaiting\tbehind\t0\t\t\n" in shown
+    assert shown.endswith('payload of event dead-1: {"total":40}\n')
 
 
 def test_a_message_for_people(url):
@@ -283,6 +288,7 @@ def test_of_a_stand_in_is_shown_what_to_do_until_it_is_done(any_url):
         assert f"semel parked edit URL {large[:12]} --event large-1 --file FILE" in shown
         assert f"semel parked replay URL {large[:12]}" in shown
         assert "event_outbox" in shown
+        assert "payload of event" not in shown
     assert "without its payload" not in semel_cli("show", url, large, "--event", "large-2").stdout
     answer("edit", url, large, "--event", "large-1", "--payload", '{"total":1}')
     assert answer("show", url, large)["head"]["refused"] == ""
@@ -358,7 +364,7 @@ def test_what_would_read_back_otherwise_is_edited_as_it_is(url, tmp_path):
     [
         ("pass", 1, "the payload was not edited; nothing was changed"),
         (f"{CHANGE}; sys.exit(1)", 1, "the payload was not edited; nothing was changed"),
-        ("pathlib.Path(sys.argv[-1]).write_text('{')", 1, "the payload is no JSON"),
+        ("pathlib.Path(sys.argv[-1]).write_text('{')", 2, "the payload is no JSON"),
     ],
 )
 def test_what_an_editor_leaves_may_be_no_change(url, tmp_path, script, code, why):
@@ -407,6 +413,11 @@ def test_all_that_is_parked_may_be_replayed(url):
     done = semel_cli("replay", url, "--all", "--note", "fixed in 1.2")
     assert done.stdout.splitlines()[-1] == "2 sequences are replayed"
     assert heads(url)["dead"] == ("dead-1", "waiting")
+
+
+def test_one_is_one(url):
+    answer("skip", url, ids(url)["lone"], "--yes")
+    assert semel_cli("replay", url, "--all").stdout.endswith("\n1 sequence is replayed\n")
 
 
 def test_what_cannot_be_replayed_is_told_beside_the_rest(url, monkeypatch):
@@ -499,15 +510,16 @@ def in_a_thread(work):
         (("list", "sqlite:///{empty}"), 2, "semel db init"),
         (("list", "postgresql://127.0.0.1:1/x"), 3, "did not answer"),
         (("list", "redis://127.0.0.1:1"), 3, "did not answer"),
-        (("edit", "{url}", "{dead}", "--payload", "{{"), 1, "the payload is no JSON"),
+        (("edit", "{url}", "{dead}", "--payload", "{{"), 2, "the payload is no JSON"),
         (("edit", "{url}", "{dead}", "--payload", "1", "--file", "-"), 2, "give only one"),
         (("edit", "{url}", "{dead}", "--file", "/no/such/file"), 2, "cannot be read"),
         (("edit", "{url}", "{dead}", "--payload", "1", "--who", " "), 2, "must name whoever"),
         (("replay", "{url}", "{gap}"), 1, "waits for numbers 1 to 2, which has not come"),
         (("replay", "{url}", "{dead}", "--all"), 2, "with --all, give the inbox' URL"),
         (("replay", "{url}", "{dead}", "--topic", "x"), 2, "go with --all"),
+        (("replay", "{url}"), 2, "or --all for every sequence that is parked"),
         (("skip", "{url}", "{dead}", "--event", "dead-2", "--yes"), 1, "first in its sequence is"),
-        (("audit", "{url}", "--sequence", "xyz"), 2, "names no sequence"),
+        (("audit", "{url}", "--sequence", "xyz"), 2, "is not the beginning of a sequence's id"),
     ],
 )
 def test_a_mistake_is_said_and_nothing_changed(url, tmp_path, words, code, why, monkeypatch):

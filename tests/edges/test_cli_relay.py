@@ -299,7 +299,7 @@ def test_the_settings_of_a_relay_are_those_of_the_command(database, broker, monk
         ("redis://localhost", ("--to", "{broker}"), "is not the URL of an SQL database"),
         ("nonsense", ("--to", "{broker}"), "is not the URL of an SQL database"),
         ("sqlite:////no/such/shop.db", ("--to", "{broker}"), "nothing at '/no/such/shop.db'"),
-        ("{database}", ("--to", "{broker}", "--keep", "long"), "--keep 'long' is not a duration"),
+        ("{database}", ("--to", "{broker}", "--keep", "1y"), "1h, 7d or forever"),
         ("{database}", ("--to", "{broker}", "--lease", "0"), "--lease 0 is too short"),
         ("{database}", ("--to", "{broker}", "--batch", "0"), "--batch"),
         ("{database}", ("--to", "{broker}", "--grace", "1x"), "--grace '1x' is not a duration"),
@@ -316,6 +316,7 @@ def test_a_mistake_is_said_and_nothing_runs(database, broker, url, options, what
     assert result.exit_code == 2
     assert what in result.stderr
     assert "Traceback" not in result.stderr
+    assert "relay default: from" not in result.stderr, "it is told to have begun"
 
 
 @pytest.mark.parametrize("words", [("relay", "--to", "{broker}"), ("outbox", "status")])
@@ -554,6 +555,15 @@ SHOP = """
         worker = worker
     number = 7
     def takes(argument): ...
+
+    def boom():
+        return {{}}["CASES_BROKER"]
+
+    async def boom_later():
+        return boom()
+
+    def refuses():
+        return Worker(connect({broker!r}), "", SQLInbox({database!r}))
 """
 
 
@@ -645,6 +655,9 @@ def test_a_worker_without_handlers_is_told_to_have_some(shop, tmp_path):
         ("shop_of_tests:number", "shop_of_tests:number is a int, not a Worker"),
         ("shop_of_tests:Settings", "shop_of_tests:Settings gives a Settings, not a Worker"),
         ("shop_of_tests:takes", "cannot be called without arguments"),
+        ("shop_of_tests:boom", "shop_of_tests:boom made no worker: KeyError: 'CASES_BROKER'"),
+        ("shop_of_tests:boom_later", "made no worker: KeyError: 'CASES_BROKER'"),
+        ("shop_of_tests:refuses", "group='' is no name"),
         ("json:tool", "json has no 'tool'; name a Worker, or a function that makes one"),
     ],
 )
@@ -653,5 +666,6 @@ def test_a_worker_that_is_none_is_said_to_be(shop, where, what):
 
     assert result.exit_code == 2
     assert what in result.stderr
-    own = "broken_shop" in where or "poor_shop" in where
+    own = any(name in where for name in ("broken_shop", "poor_shop", "boom"))
+    assert "site-packages" not in result.stderr
     assert ("Traceback" in result.stderr) == own, "a trace is of their error, or there is none"

@@ -436,3 +436,19 @@ async def test_a_cluster_and_sentinels_can_fail_over(redis_cluster_url, redis_se
         assert found.survives == {"process_crash", "power_loss"}
         assert any("asynchronous" in line for line in found.why)
         await store.aclose()
+
+
+@pytest.mark.parametrize("module", ["redis", "hiredis"])
+def test_without_the_extra_a_broker_is_told_what_to_install(module):
+    script = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from semel.brokers import connect\n"
+        "from semel.errors import SettingsError\n"
+        "try:\n    connect('redis://localhost')\n"
+        "except SettingsError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "pip install 'semel[redis]'" in done.stdout
+    assert "RedisStore" not in done.stdout

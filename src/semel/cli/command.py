@@ -97,11 +97,19 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_40
 _DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-z]*)")
 
 
-def seconds(option: str, text: str) -> float:
+FOREVER = "forever"
+
+
+def seconds_or_forever(option: str, text: str) -> float | None:
+    """None for ever."""
+    return None if text == FOREVER else seconds(option, text, "1h, 7d or forever")
+
+
+def seconds(option: str, text: str, written: str = "1h or 7d") -> float:
     """A duration as people write it: 90, 90s, 1.5h, 7d."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or found["unit"] not in _UNITS:
-        fail(f"{option} {text!r} is not a duration; write 500ms, 10s, 5m, 1h or 7d", BAD_INPUT)
+        fail(f"{option} {text!r} is not a duration; write 500ms, 10s, 5m, {written}", BAD_INPUT)
     return float(found["number"]) * _UNITS[found["unit"]]
 
 

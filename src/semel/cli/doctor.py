@@ -12,10 +12,10 @@ import typer
 
 from semel.brokers import connect
 from semel.cli import show
-from semel.cli.command import REFUSED, Json, reporting, seconds
+from semel.cli.command import FOREVER, REFUSED, Json, reporting, seconds, seconds_or_forever
 from semel.cli.database import Database, open_store
 from semel.cli.outbox import Name
-from semel.cli.relay import BROKER, FOREVER, refuse_memory_broker
+from semel.cli.relay import BROKER, refuse_memory_broker
 from semel.cli.table import Column
 from semel.doctor import Check, Thresholds, examine
 from semel.errors import SettingsError
@@ -61,7 +61,7 @@ def doctor(
 ) -> None:
     """Examine an outbox, its relays, its broker and what is parked."""
     wait_s = seconds("--wait", wait)
-    thresholds = Thresholds(keep_s=None if keep == FOREVER else seconds("--keep", keep))
+    thresholds = Thresholds(keep_s=seconds_or_forever("--keep", keep))
 
     async def examined() -> Sequence[Check]:
         store = open_store(url)

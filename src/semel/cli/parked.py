@@ -34,7 +34,7 @@ from semel.cli.command import (
 )
 from semel.cli.database import Database, open_store
 from semel.errors import SettingsError
-from semel.messages import ParkedMessage, ParkedSequence, Settled
+from semel.messages import Audit, ParkedMessage, ParkedSequence, Settled
 from semel.parked import Parked
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ parked = typer.Typer(
 )
 
 ID_DIGITS = 64
+AMBIGUOUS = "more than one sequence begins with {}; give more of its digits"
+
+# Among so many changes, the last ones, a sequence is looked for by the beginning of its id.
+AUDITS = 10_000
 
 First = Annotated[
     str | None,
@@ -118,21 +122,31 @@ def _inbox(url: str) -> SQLInbox | RedisInbox:
     return SQLInbox(store)
 
 
-def _url_and_sequence(first: str | None, second: str | None) -> tuple[str, str]:
+def _url_and_sequence(
+    first: str | None, second: str | None, *, instead: str = ""
+) -> tuple[str, str]:
     """Two words are URL and sequence; one is the sequence, if the URL is in the environment."""
     if first is not None and second is not None:
         return first, second
     url = os.environ.get(ENV)
     if first is None or not url:
-        fail(f"give the inbox' URL and the sequence, or set {ENV} and give the sequence", BAD_INPUT)
+        fail(
+            f"give the inbox' URL and the sequence, or set {ENV} and give the sequence{instead}",
+            BAD_INPUT,
+        )
     return url, first
+
+
+def _digits(given: str) -> str:
+    digits = given.lower()
+    if len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
+        fail(f"{given!r} is not the beginning of a sequence's id, as `parked list` shows it", 2)
+    return digits
 
 
 async def _found(desk: Parked, given: str) -> ParkedSequence:
     """The one sequence whose id begins like this."""
-    digits = given.lower()
-    if len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
-        fail(f"{given!r} is not the beginning of a sequence's id, as `parked list` shows it", 2)
+    digits = _digits(given)
     first = int(digits.ljust(ID_DIGITS, "0"), 16)
     before = (first - 1).to_bytes(32, "big") if first else None
     near = await desk.list(after=before, limit=2)
@@ -140,7 +154,7 @@ async def _found(desk: Parked, given: str) -> ParkedSequence:
     if not found:
         fail(f"no sequence that begins with {given} waits; `semel parked list` shows those that do")
     if len(found) > 1:
-        fail(f"more than one sequence begins with {given}; give more of its digits", BAD_INPUT)
+        fail(AMBIGUOUS.format(given), BAD_INPUT)
     return found[0]
 
 
@@ -236,17 +250,39 @@ def _short(found: ParkedSequence) -> str:
 def audit(
     url: Database = "",
     sequence: Annotated[
-        str | None, typer.Option(help="Only of this sequence: its whole id.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only of this sequence: its id, or the beginning of it.", show_default=False
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
     as_json: Json = False,
 ) -> None:
     """List what was changed by hand, by whom and when, the last first."""
-    found = _with(url, lambda desk: desk.audit(sequence=sequence, limit=limit))
+
+    async def work(desk: Parked) -> Sequence[Audit]:
+        if sequence is None:
+            return await desk.audit(limit=limit)
+        whole = await _audited(desk, sequence)
+        return [] if whole is None else await desk.audit(sequence=whole, limit=limit)
+
+    found = _with(url, work)
     if as_json:
         show.print_json({"audit": [show_parked.audit_json(each) for each in found]})
     else:
         show_parked.print_audit(found)
+
+
+async def _audited(desk: Parked, given: str) -> bytes | None:
+    """The one that was settled and whose id begins like this; it need not wait any more."""
+    digits = _digits(given)
+    if len(digits) == ID_DIGITS:
+        return bytes.fromhex(digits)
+    ids = {each.sequence for each in await desk.audit(limit=AUDITS)}
+    found = [id for id in ids if id.hex().startswith(digits)]
+    if len(found) > 1:
+        fail(AMBIGUOUS.format(given), BAD_INPUT)
+    return found[0] if found else None
 
 
 # --- settling -----------------------------------------------------------------------------------
@@ -325,7 +361,15 @@ def _compact(text: str) -> str:
 @parked.command(cls=Command)
 def replay(
     first: First = None,
-    second: Second = None,
+    second: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SEQUENCE]",
+            show_default=False,
+            help="The sequence: its id, or the beginning of it, as `parked list` shows it; none "
+            "with --all.",
+        ),
+    ] = None,
     all_of_them: Annotated[
         bool, typer.Option("--all", help="Every parked sequence that the filters leave.")
     ] = False,
@@ -341,7 +385,7 @@ def replay(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Have a sequence run again now, in order, by its worker."""
+    """Have a sequence run again, in order, by its worker; or --all."""
     if all_of_them:
         told = _with(
             _only_url(first, second),
@@ -359,7 +403,9 @@ def replay(
         return
     if consumer or topic or tenant:
         fail("--consumer, --topic and --tenant go with --all; a sequence is one already", BAD_INPUT)
-    url, given = _url_and_sequence(first, second)
+    url, given = _url_and_sequence(
+        first, second, instead=", or --all for every sequence that is parked"
+    )
 
     async def work(desk: Parked) -> Settled:
         found = await _found(desk, given)
@@ -392,7 +438,8 @@ def _show_all(told: Sequence[Settled | SettingsError], *, dry_run: bool, as_json
         for why in refused:
             show.print_error(why)
         count = f"{len(done)} sequence{'' if len(done) == 1 else 's'}"
-        show.print_line(f"{count} {'would be' if dry_run else 'are'} replayed")
+        verb = "would be" if dry_run else "is" if len(done) == 1 else "are"
+        show.print_line(f"{count} {verb} replayed")
     if refused:
         raise typer.Exit(REFUSED)
 

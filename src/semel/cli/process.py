@@ -112,9 +112,9 @@ async def _run(
         part = await stack.enter_async_context(opened())
         watch = Watch(part)
         stack.push_async_callback(watch.close)
+        url = await stack.enter_async_context(serve(watch, at=http)) if http else ""
         telling.say(f"{watch.title}: {about}")
-        if http:
-            url = await stack.enter_async_context(serve(watch, at=http))
+        if url:
             telling.say(f"{watch.title}: health at {url}{_without_metrics()}")
         ending.asks(lambda: _stop(part, watch, telling))
         await stack.enter_async_context(telling.about(watch))

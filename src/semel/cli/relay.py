@@ -10,17 +10,23 @@ import typer
 
 from semel.brokers import connect
 from semel.cli import process
-from semel.cli.command import BAD_INPUT, fail, reporting, seconds
+from semel.cli.command import (
+    BAD_INPUT,
+    FOREVER,
+    fail,
+    reporting,
+    seconds,
+    seconds_or_forever,
+)
 from semel.cli.database import Database, open_store
 from semel.cli.outbox import Name
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.errors import SettingsError
 from semel.relay import BATCH, Relay
 
-__all__ = ["BROKER", "FOREVER", "refuse_memory_broker", "relay"]
+__all__ = ["BROKER", "refuse_memory_broker", "relay"]
 
 BROKER = "SEMEL_BROKER"
-FOREVER = "forever"
 LEAST_LEASE_S = 1.0
 
 
@@ -59,7 +65,7 @@ def relay(
     """Publish the events of an outbox, until it is told to end."""
     if not to:
         fail(f"give the broker's URL with --to, or set {BROKER}", BAD_INPUT)
-    keep_s = None if keep == FOREVER else seconds("--keep", keep)
+    keep_s = seconds_or_forever("--keep", keep)
     lease_s = seconds("--lease", lease)
     if lease_s < LEAST_LEASE_S:
         fail(f"--lease {lease} is too short to be renewed in time; give 1s or more", BAD_INPUT)

@@ -160,6 +160,8 @@ def print_sequence(found: ParkedSequence, messages: Sequence[ParkedMessage]) -> 
     show.print_table(MESSAGE_COLUMNS, [_message_row(each) for each in messages])
     if left := found.behind + 1 - len(messages):
         show.print_line(f"and {left} more; --limit shows more of them")
+    if not head.message.refused:
+        show.print_line(f"payload of event {head.message.id}: {head.message.payload}")
     _print_refused(messages)
 
 

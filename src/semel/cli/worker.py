@@ -17,7 +17,7 @@ from semel.cli import process, show
 from semel.cli.command import BAD_INPUT, fail, reporting
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.colour import ASYNC
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.worker import Worker
 
 __all__ = ["worker"]
@@ -72,20 +72,20 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            _show_trace(module, error)
+            _show_trace(f"{module} could not be imported", error)
         fail(
             f"there is no module {error.name!r} here or among what is installed; run this in the "
             "folder that has it, or check the name",
             BAD_INPUT,
         )
     except Exception as error:  # noqa: BLE001 - whatever the application does when it is imported
-        _show_trace(module, error)
+        _show_trace(f"{module} could not be imported", error)
 
 
-def _show_trace(module: str, error: Exception) -> NoReturn:
-    """Theirs, not ours: without the lines of the import itself."""
+def _show_trace(what: str, error: Exception) -> NoReturn:
+    """Theirs, not ours."""
     sys.stderr.write(show.redact("".join(traceback.format_exception(error))))
-    fail(f"{module} could not be imported: {type(error).__name__}: {error}", BAD_INPUT)
+    fail(f"{what}: {type(error).__name__}: {error}", BAD_INPUT)
 
 
 def _found(module: ModuleType, name: str) -> Any:
@@ -108,9 +108,7 @@ async def _made(found: Any, where: str) -> Worker:
     made = found
     if callable(found) and not isinstance(found, Worker):
         _refuse_arguments(found, where)
-        made = found()
-        if inspect.isawaitable(made):
-            made = await made
+        made = await _called(found, where)
     if isinstance(made, Worker):
         return made
     gives = "is" if made is found else "gives"
@@ -118,6 +116,17 @@ async def _made(found: Any, where: str) -> Worker:
         f"{where} {gives} a {type(made).__name__}, not a Worker; name a Worker, or a function "
         "without arguments that makes one"
     )
+
+
+async def _called(make: Any, where: str) -> Any:
+    try:
+        made = make()
+        return await made if inspect.isawaitable(made) else made
+    except SemelError:  # which says what to do
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the application does there
+        trace = error.__traceback__
+        _show_trace(f"{where} made no worker", error.with_traceback(trace and trace.tb_next))
 
 
 async def _refuse_without_tables(made: Worker) -> None:

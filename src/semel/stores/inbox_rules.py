@@ -375,6 +375,10 @@ def passed(mark: Mark, seq: int, following: int | None) -> tuple[Mark, int | Non
 # --- settlements --------------------------------------------------------------------------------
 
 
+class PayloadError(SettingsError):
+    """What was to be the payload of a message is no JSON."""
+
+
 @value
 class View:
     """What a settlement is about: the first message that waits, and the number of the next one.
@@ -439,12 +443,12 @@ def _edited(view: View, event_id: str, payload: str) -> Change:
 
 def _check_json(payload: Any) -> None:
     if not isinstance(payload, str):
-        raise SettingsError(f"a payload is JSON as a str, not {type(payload).__name__}")
+        raise PayloadError(f"a payload is JSON as a str, not {type(payload).__name__}")
     try:
         payload.encode()
         _JSON.decode(payload)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"the payload is no JSON: {error}; nothing was changed") from error
+        raise PayloadError(f"the payload is no JSON: {error}; nothing was changed") from error
 
 
 def _refused(constant: str) -> NoReturn:

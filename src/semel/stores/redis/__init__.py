@@ -24,7 +24,7 @@ try:
     import redis as _redis  # noqa: F401
 except ImportError as error:
     raise SettingsError(
-        "RedisStore needs redis-py and hiredis, and one of them is not installed: "
+        "Redis needs redis-py and hiredis here, and one of them is not installed: "
         "pip install 'semel[redis]'"
     ) from error
 
