@@ -45,7 +45,7 @@ def as_broker(broker: Broker | str) -> Broker:
         from semel.brokers import connect
 
         return connect(broker)
-    if not hasattr(broker, "publish"):
+    if not hasattr(broker, "shards"):
         raise SettingsError(
             f"give a broker or its URL, not a {type(broker).__name__}: "
             "connect('redis://localhost?shards=8'), from semel.brokers"
