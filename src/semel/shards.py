@@ -128,6 +128,10 @@ class Shards:
         self._silent = False
         self.members = 0
         """How many seats were taken when we last looked."""
+        self.waits_for: tuple[str, ...] = ()
+        """Who may have what falls to us, by host and process: until they let go, or their leases
+        run out."""
+        self._others: tuple[str, ...] = ()
 
     @property
     def owned(self) -> list[int]:
@@ -194,7 +198,8 @@ class Shards:
                     if shard not in ours:
                         hold.end(self._grace_s)
                 wanted = [shard for shard in ours if shard not in self._holds]
-                await _all([self._take(ledger, shard, own) for shard in wanted])
+                took = await _all([self._take(ledger, shard, own) for shard in wanted])
+                self.waits_for = self._others if not all(took) or self._seat is None else ()
         except (SemelError, TimeoutError) as error:
             self._heard(error)
         else:
@@ -207,6 +212,8 @@ class Shards:
         mine = await self._sit(ledger, taken)
         seats = sorted({*taken} if mine is None else {*taken, mine})
         self.members = len(seats)
+        others = {record.holder for n, record in taken.items() if n != mine}
+        self._others = tuple(sorted(others))
         return [] if mine is None else range(seats.index(mine), self._count, len(seats))
 
     async def _sit(self, ledger: StoreLedger, taken: dict[int, Record]) -> int | None:
@@ -225,12 +232,13 @@ class Shards:
                 return n
         return None
 
-    async def _take(self, ledger: StoreLedger, shard: int, own: Own) -> None:
+    async def _take(self, ledger: StoreLedger, shard: int, own: Own) -> bool:
         hold = await self._claim(ledger, f"shard {shard}", shard)
         if hold is not None:
             log.info("semel: %s: took shard %d, fence %d", self._name, shard, hold.fence)
             self._holds[shard] = hold
             self._begin(self._tend(ledger, hold, own))
+        return hold is not None
 
     async def _claim(self, ledger: StoreLedger, what: str, shard: int) -> Hold | None:
         sent, key, attempt = ASYNC.now(), self._key(what), new_attempt()

@@ -1324,6 +1324,27 @@ def test_the_owner_of_the_first_shard_has_the_inbox_swept():
     assert simulate(main) == [1000, 1000, 1000]
 
 
+def test_the_status_tells_whose_leases_are_waited_for_after_a_crash():
+    async def main(loop):
+        world = World(loop, shards=4)
+        host, dead, next_one = Host("crashes"), world.recording(), world.recording()
+        loop.spawn(host, dead.run())
+        await asyncio.sleep(5)
+        host.dead = True
+        running = asyncio.ensure_future(next_one.run())
+        await asyncio.sleep(1)
+        waits = next_one.status()
+        await until(lambda: len(next_one.status().owned) == 4)
+        works = next_one.status()
+        next_one.stop()
+        await running
+        return waits, works
+
+    waits, works = simulate(main)
+    assert (waits.owned, len(waits.waits_for)) == ((), 1)
+    assert works.waits_for == ()
+
+
 def test_the_status_tells_of_shards_members_and_lag():
     async def main(loop):
         world = World(loop, shards=3)

@@ -297,6 +297,27 @@ def test_who_crashes_is_replaced_when_its_lease_is_over_and_not_before() -> None
     assert 0.0 <= party.run(story()) <= TURN_S + 0.1
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_who_comes_after_a_crash_says_whose_leases_it_waits_for(count: int) -> None:
+    """With one shard it has not even a seat yet."""
+    party = Party(count)
+
+    async def story() -> None:
+        first = party.join()
+        await asyncio.sleep(5 * TURN_S)
+        assert first.shards.waits_for == ()
+        first.host.dead = True
+        second = party.join()
+        await asyncio.sleep(TURN_S / 2)
+        row = party.server.row(party.key(0).id)
+        assert second.shards.waits_for == (row.attempt.partition("/")[0],)
+        await asyncio.sleep(3 * LEASE_S)
+        assert len(second.owned) == count
+        assert second.shards.waits_for == ()
+
+    party.run(story())
+
+
 def test_a_run_that_is_cancelled_hands_over_too() -> None:
     party = Party(4)
 

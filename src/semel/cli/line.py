@@ -125,7 +125,7 @@ async def tell(watch: Watch, line: Line, redact: Callable[[str], str]) -> None:
 
 def _state(status: RelayStatus | WorkerStatus) -> tuple[Any, ...]:
     """What people want to hear of when it changes."""
-    state = (status.owned, status.members, bool(status.outage))
+    state = (status.owned, status.members, status.waits_for, bool(status.outage))
     if isinstance(status, RelayStatus):
         return (*state, status.refused, tuple(status.held), tuple(status.stopped))
     return state
@@ -140,6 +140,7 @@ def _done(status: RelayStatus | WorkerStatus) -> int:
 def _told(report: Report, rate: float) -> str:
     status = report.status
     said = [f"{len(status.owned)} of {status.shards} shards"]
+    said += [f"waits for the lease of {each}" for each in status.waits_for]
     if isinstance(status, RelayStatus):
         said += [f"{status.published:,} published", f"{rate:,.0f}/s", *_behind(report)]
         said += [f"{status.refused:,} refused"] if status.refused else []

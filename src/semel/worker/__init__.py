@@ -92,9 +92,10 @@ class TopicStatus:
 class WorkerStatus:
     """What a worker is doing, for people and probes.
 
-    `outage` says what it waits for, empty if for nothing. `error` is the last that went wrong.
-    `lag_s` is how old the last message was when it was handled. `turning` is False when it has not
-    done anything for so long that only a restart can help.
+    `waits_for` are those who may have shards that fall to it, by host and process, until they let
+    go or their leases run out. `outage` says what it waits for, empty if for nothing. `error` is
+    the last that went wrong. `lag_s` is how old the last message was when it was handled. `turning`
+    is False when it has not done anything for so long that only a restart can help.
     """
 
     group: str
@@ -102,6 +103,7 @@ class WorkerStatus:
     shards: int
     owned: tuple[int, ...] = ()
     members: int = 0
+    waits_for: tuple[str, ...] = ()
     topics: Mapping[str, TopicStatus] = field(default_factory=dict[str, TopicStatus])
     outage: str = ""
     error: str = ""
@@ -337,6 +339,7 @@ class Worker:
             self.broker.shards,
             tuple(self._shards.owned) if self._shards else (),
             self._shards.members if self._shards else 0,
+            self._shards.waits_for if self._shards else (),
             {
                 topic: TopicStatus(c.applied, c.seen, c.held, c.failed, c.unreadable)
                 for topic, c in counts.items()
