@@ -35,12 +35,7 @@ from typing import Any, Literal, TypeVar
 
 from semel.circuit import Circuit
 from semel.colour import ASYNC, SYNC
-from semel.errors import (
-    BrokerUnavailableError,
-    SemelError,
-    SettingsError,
-    StoreUnavailableError,
-)
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.inbox import as_inbox
 from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
@@ -308,7 +303,7 @@ class Worker:
         """With another number than the relays' some messages would be read by nobody."""
         while isinstance(self.broker, TellsShards):
             for topic in self.handlers.topics:
-                with contextlib.suppress(BrokerUnavailableError):  # the lanes tell of that
+                with contextlib.suppress(SemelError):  # the lanes tell of that
                     published = await self.broker.published_shards(topic)
                     if published not in (None, self.broker.shards):
                         self._fault = _other_shards(topic, published, self.broker.shards)
