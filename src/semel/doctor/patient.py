@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from semel.messages import Backlog
+from semel.messages import CANARY, Backlog
 from semel.ports import Broker
-from semel.relay import CANARY, KEEP_S
+from semel.relay import KEEP_S
 from semel.stores.inbox_rules import RETENTION_S
 from semel.values import value
 
