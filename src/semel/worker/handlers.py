@@ -95,8 +95,8 @@ class Handlers:
         found = named or self._by_name.get((message.topic, None))
         if found is not None and message.refused:
             raise PoisonError(
-                f"the broker refused it: {message.refused}; its payload is in event_outbox until "
-                "it is swept: give it back with `semel parked edit`, then replay"
+                f"the broker refused it: {message.refused}; its payload is kept in event_outbox: "
+                "give it back with `semel parked edit`, then replay"
             )
         return found
 
