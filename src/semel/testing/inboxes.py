@@ -550,6 +550,46 @@ class InboxContract:
         handler.fails.clear()
         assert await self.due(inbox, consumer, handler) == ["1 applied"]
 
+    async def test_an_outage_that_outlasts_several_processes_is_no_crash(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        handler.fails["orders-7-1"] = ValueError("not yet")
+        await inbox.apply(consumer, messages(1), handler)
+        await self.age(inbox, HOUR_S)
+        for each in ("orders-7-1", "orders-8-1"):
+            handler.fails[each] = StoreUnavailableError("down")
+        for _ in range(5):
+            process = self.another(inbox)
+            with pytest.raises(StoreUnavailableError, match="down"):
+                await process.apply(consumer, [message(1, "8")], handler, singly=True)
+            with pytest.raises(StoreUnavailableError, match="down"):
+                await process.retry(consumer, ALL, handler)
+        handler.fails.clear()
+        done = await inbox.apply(consumer, [message(1, "8")], handler, singly=True)
+        assert endings(done) == ["applied"]
+        assert await self.due(inbox, consumer, handler) == ["1 applied"]
+
+    @where(_on_the_loop)  # a thread is not cancelled
+    async def test_a_message_that_is_cut_off_again_and_again_is_no_crash(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        for _ in range(5):
+            reached = asyncio.Event()
+
+            async def hang(reached: asyncio.Event = reached) -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            handler.before["orders-7-1"] = hang
+            process = self.another(inbox)
+            task = asyncio.create_task(process.apply(consumer, messages(1), handler, singly=True))
+            await reached.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        done = await inbox.apply(consumer, messages(1), handler, singly=True)
+        assert endings(done) == ["applied"]
+
     async def test_a_message_that_ends_the_process_three_times_is_parked(
         self, inbox: Any, consumer: str, handler: Handler
     ) -> None:

@@ -17,6 +17,7 @@ Neither is held against a message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from sqlalchemy import exc
 
-from semel.colour import Colour
+from semel.colour import ASYNC, Colour
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.messages import (
     Applied,
@@ -73,6 +74,8 @@ One: TypeAlias = Callable[[Work, Course, Message], Awaitable[Ending]]
 # So many of what was begun and met an outage are known not to have ended their process.
 MOST_EXCUSED = 10_000
 
+# Whoever is stopped has so long to say that it was: others wait for its shard.
+STOPPING_S = 1.0
 
 # A transaction with so much behind it is committed, and the rest of the batch has another: locks
 # are others' time.
@@ -259,17 +262,38 @@ class Flow:
         if not await self._begin(id, job.consumer, message):
             failure = self._settings.retry.crashed()
             return await self._park(job.consumer, message, failure, id)
-        with _Excuse(self._excused, id):
-            if not job.is_outside(message):
-                return await self._alone(job, message, id)
-            [ending] = await self._apply_outside(job, [message], id)
-            return ending
+        if not job.is_outside(message):
+            return await self._excusing(id, self._alone(job, message, id))
+        [ending] = await self._excusing(id, self._apply_outside(job, [message], id))
+        return ending
 
     async def _begin(self, id: bytes, consumer: str, message: Message) -> bool:
         """Count that it is begun; False when it has been begun too often."""
         by = 0 if id in self._excused else 1
         begun = await self.on_link(lambda link: self._words.begin(link, id, consumer, message, by))
         return begun <= self._settings.retry.crashes
+
+    async def _excusing(self, id: bytes, work: Awaitable[T]) -> T:
+        """What met an outage, or was stopped, while it was counted has not ended its process."""
+        self._excused.discard(id)
+        try:
+            return await work
+        except SemelError:
+            await self._take_back(id)
+            raise
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                await ASYNC.shield(asyncio.wait_for(self._take_back(id), STOPPING_S))
+            raise
+
+    async def _take_back(self, id: bytes) -> None:
+        """In the database, for whoever comes after us; here, for as long as it does not answer."""
+        if len(self._excused) >= MOST_EXCUSED:
+            self._excused.clear()
+        self._excused.add(id)
+        with contextlib.suppress(SemelError):
+            await self.on_link(lambda link: self._words.take_back(link, id))
+            self._excused.discard(id)
 
     # --- messages that wait -----------------------------------------------------------------
 
@@ -295,8 +319,7 @@ class Flow:
             unreadable = Failure("poison", row.problem, row.parked.attempts + 1)
             ending = await self._fail_row(row, unreadable, id)
         elif await self._begin(id, job.consumer, message):
-            with _Excuse(self._excused, id):
-                ending = await self._run_row(job, row, id)
+            ending = await self._excusing(id, self._run_row(job, row, id))
         else:
             failure = self._settings.retry.crashed()
             ending = await self._fail_row(row, failure, id)
@@ -509,24 +532,6 @@ class Flow:
                 raise _no_table(self._settings.where) from error
         await carry(self._lines, schema.create, self._colour)
         return await carry(self._lines, work, self._colour)
-
-
-class _Excuse:
-    """What met an outage, or was stopped, while it was counted has not ended its process."""
-
-    def __init__(self, excused: set[bytes], id: bytes) -> None:
-        self._excused = excused
-        self._id = id
-
-    def __enter__(self) -> None:
-        self._excused.discard(self._id)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, SemelError | asyncio.CancelledError):
-            return
-        if len(self._excused) >= MOST_EXCUSED:
-            self._excused.clear()
-        self._excused.add(self._id)
 
 
 def _fault(error: BaseException | None) -> Fault | None:

@@ -246,6 +246,11 @@ class Words:
             f"VALUES (?, ?, ?, 1, {{now}}) {self.add}"
         )
 
+    async def take_back(self, link: Link, id: bytes) -> None:
+        """As if it had been begun once less."""
+        less = "UPDATE inbox_started SET started = started - 1 WHERE id = ? AND started > 0"
+        await link.change(less, (id,))
+
     async def end(self, link: Link, id: bytes) -> None:
         await link.change("DELETE FROM inbox_started WHERE id = ?", (id,))
 
