@@ -940,6 +940,12 @@ def test_a_defect_shows_a_traceback_without_the_password(monkeypatch, capsys, fi
         "mysql://user:s3kret@127.0.0.1:1/shop",
         "sqlite://user:s3kret@host/shop",
         "nonsense://user:s3kret@host/shop",
+        "postgresql:user:s3kret@host/shop",
+        "postgresql://user:s3kret@host:port/shop",
+        "postgresql://user:s3kret/more@127.0.0.1:1/shop",
+        "postgresql://user:s3kret@more@127.0.0.1:1/shop",
+        "redis://user:s3kret/more@127.0.0.1:1/0",
+        "redis://user:more/s3kret@127.0.0.1:1/0",
     ],
 )
 def test_no_password_is_ever_printed(args, url, capsys):
@@ -961,6 +967,8 @@ def test_no_password_is_ever_printed(args, url, capsys):
         ("x?user=u&Password=p&db=1", "", "x?user=u&Password=***&db=1"),
         ("x?sslpassword=p", "", "x?sslpassword=***"),
         ("broken", "redis://[::1", "broken"),
+        ("to nats://t0ken@h", "nats://t0ken@h", "to nats://***@h"),
+        ("no host w0rd", "redis://u:pass/w0rd@h", "no host ***"),
     ],
 )
 def test_redaction(text, url, shown):

@@ -112,7 +112,7 @@ def invoke(args: Sequence[str]) -> int:
         show.print_error("not confirmed; nothing was changed. In a script, use --yes")
         return REFUSED
     except Exception as error:  # noqa: BLE001 - the last one to see it
-        return _report(error)
+        return _report(error, args)
     return code if isinstance(code, int) else 0
 
 
@@ -122,7 +122,7 @@ def _print_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _report(error: Any) -> int:
+def _report(error: Any, args: Sequence[str]) -> int:
     """A usage error as typer words it, or a defect with its traceback."""
     text = io.StringIO()
     if hasattr(error, "show") and hasattr(error, "exit_code"):
@@ -131,7 +131,10 @@ def _report(error: Any) -> int:
     else:
         traceback.print_exception(error, file=text)
         code = DEFECT
-    sys.stderr.write(show.redact(text.getvalue(), os.environ.get(ENV, "")))
+    said = text.getvalue()
+    for url in (os.environ.get(ENV, ""), *args):
+        said = show.redact(said, url)
+    sys.stderr.write(said)
     return code
 
 

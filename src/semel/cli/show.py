@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from rich.console import Console
 from rich.table import Table
@@ -45,18 +45,30 @@ _PARAMETER = re.compile(
 
 def redact(text: str, url: str = "") -> str:
     """The text without the passwords of URLs in it, nor that of this URL on its own."""
-    password = _password(url)
-    for secret in {password, unquote(password)} - {""}:
+    for secret in _secrets(url):
         text = text.replace(secret, HIDDEN)
     text = _CREDENTIALS.sub(rf"\g<head>:{HIDDEN}@", text)
     return _PARAMETER.sub(rf"\g<head>{HIDDEN}", text)
 
 
-def _password(url: str) -> str:
-    try:
-        return urlsplit(url).password or ""
-    except ValueError:
-        return ""
+def _secrets(url: str) -> list[str]:
+    """The password, however it is written, and the parts that a reader of URLs may take it for.
+
+    Nothing is said of one that is not quoted as it should be: its `/` ends the host, its `@` begins
+    it. Of NATS, a name without a password is a token.
+    """
+    scheme, _, rest = url.partition("://") if "://" in url else url.partition(":")
+    access, _, _ = rest.rpartition("@")
+    name, colon, password = access.partition(":")
+    secret = password if colon or scheme not in _TOKENS else name
+    parts = [part for part in re.split("[/@?#:]", secret) if len(part) >= _TELLING]
+    return [each for each in (secret, unquote(secret), *parts) if each]
+
+
+_TOKENS = {"nats", "tls", "ws", "wss"}
+
+# A shorter part of a password tells nothing, and hidden everywhere it would leave little to read.
+_TELLING = 4
 
 
 # --- for programs -------------------------------------------------------------------------------

@@ -56,11 +56,13 @@ def parse(text: str) -> URL:
     """The URL without a driver; which one serves a colour is ours to say."""
     try:
         url = make_url(text.replace("postgres://", "postgresql://", 1))
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError):
+        # What is before the last @ may be a password, and the error's own text has all of it.
         raise SettingsError(
-            f"{text!r} is not a database URL; write postgresql://, mysql://, mariadb:// or "
-            "sqlite:///path.db"
-        ) from error
+            f"{text.rpartition('@')[2]!r} is not the end of a database URL; write "
+            "postgresql://user:password@host:5432/name, mysql://, mariadb:// or sqlite:///path.db, "
+            "with what is no letter or digit in a password as in %40"
+        ) from None
     dialect_named(url.get_backend_name())
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
         raise SettingsError(
