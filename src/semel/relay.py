@@ -586,10 +586,10 @@ class _Shard:
         there = f"another event ({tail.id})" if tail.id else "no event, or another one,"
         return (
             f"at position {tail.position} of {self._called(topic)} the broker has {there} than "
-            "the outbox: one of the two was restored from an older "
-            "copy. Nothing is published in this shard until they agree: bring back the right copy, "
-            "or delete the broker's stream to have it filled anew from the outbox, when the inboxes "
-            "of its consumers are as old as the outbox (`After a restore`, reference/relay)"
+            "the outbox: one of the two was restored from an older copy. Nothing is published in "
+            "this shard until they agree: bring back the right copy, or delete the broker's stream "
+            "to have it filled anew from the outbox, when the inboxes of its consumers are as old "
+            "as the outbox (`After a restore`, reference/relay)"
         )
 
     async def _say_lost(self, sent: _Sent, had: Tail) -> None:

@@ -55,6 +55,8 @@ class Hold:
         """Set when the work is to be put down: finish what is in hand, begin nothing."""
         self.tasks: list[asyncio.Task[None]] = []
         """What is cut off when the hold is over."""
+        self.unheard = False
+        """Was it asked in vain for the lease since that was last renewed?"""
         self._good_until = sent + claim.terms.lease_s
         self._ends_at = math.inf
 
@@ -77,7 +79,13 @@ class Hold:
         """Is the lease to be renewed?"""
         return self.left_s > 0 and self._good_until < self._ends_at
 
+    @property
+    def overslept(self) -> bool:
+        """Has the lease run out before anybody could ask? Then it may still be ours."""
+        return self._good_until <= ASYNC.now() < self._ends_at and not self.unheard
+
     def renewed(self, sent: float) -> None:
+        self.unheard = False
         self._good_until = max(self._good_until, sent + self.claim.terms.lease_s)
 
     def end(self, grace_s: float) -> None:
@@ -180,6 +188,7 @@ class Shards:
                 verdict = await ledger.renew(hold.claim)
         except (SemelError, TimeoutError) as error:
             self._heard(error)
+            hold.unheard = True
             return False
         if isinstance(verdict, Kept):
             hold.renewed(sent)
@@ -275,8 +284,11 @@ class Shards:
         """Have it worked on, until that ends, by itself or by its time; then let go of it."""
         work = asyncio.create_task(own(hold))
         hold.tasks.append(work)
-        while not work.done() and hold.left_s > 0:
-            await asyncio.wait([work], timeout=hold.left_s)
+        while not work.done() and (hold.left_s > 0 or hold.overslept):
+            if hold.left_s > 0:
+                await asyncio.wait([work], timeout=hold.left_s)
+            else:  # the loop stood still, in somebody's hands or with its machine
+                await self._renew(ledger, hold)
         if not work.done():
             log.warning("semel: %s: shard %d is lost, or took too long", self._name, hold.shard)
         hold.over()

@@ -664,6 +664,41 @@ def test_who_was_frozen_knows_that_it_lost_everything() -> None:
     party.run(story())
 
 
+def test_who_stood_still_and_was_not_replaced_asks_before_it_drops_its_work() -> None:
+    """A loop that a handler blocks for longer than a lease: cut off, it would never get done."""
+    party = Party(1)
+
+    async def story() -> None:
+        member = party.join()
+        member.work = _never
+        await asyncio.sleep(5 * TURN_S)
+        (hold,) = member.holds.values()
+        member.host.paused_until = party.loop.clock_s + 1.5 * LEASE_S
+        await asyncio.sleep(1.5 * LEASE_S + TURN_S)
+        assert member.ended == []
+        assert member.holds == {0: hold}
+        assert member.owned == [0]
+        await asyncio.sleep(3 * LEASE_S)  # and it is renewed as before
+        assert member.owned == [0]
+
+    party.run(story())
+
+
+def test_who_stood_still_and_hears_nothing_drops_its_work() -> None:
+    party = Party(1)
+
+    async def story() -> None:
+        member = party.join()
+        member.work = _never
+        await asyncio.sleep(5 * TURN_S)
+        member.ledger.down = True
+        member.host.paused_until = party.loop.clock_s + 1.5 * LEASE_S
+        await asyncio.sleep(1.5 * LEASE_S + TURN_S)
+        assert len(member.ended) == 1
+
+    party.run(story())
+
+
 def test_a_lease_that_somebody_took_ends_the_work_at_once() -> None:
     party = Party(1)
 
