@@ -26,10 +26,10 @@ from semel.doctor import outbox as outbox_checks
 from semel.doctor.patient import Patient
 from semel.errors import BrokerUnavailableError
 from semel.inbox import PoisonError, SQLInbox
-from semel.messages import Batch, Message, Tail
+from semel.messages import CANARY, Batch, Message, Tail
 from semel.outbox import Event, Outbox
 from semel.parked import Parked
-from semel.relay import CANARY, Relay
+from semel.relay import Relay
 from semel.shards import owners
 from semel.stores.owners import key_of
 from semel.stores.sql import SQLStore, init

@@ -32,6 +32,7 @@ from semel.messages import Batch, Full, Message, Receipt, Refused, Tail
 from semel.outbox import Event, Outbox
 from semel.parked import Parked
 from semel.relay import Relay
+from semel.relay import shard as relay_shard
 from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.outbox_reading import OutboxReader
@@ -485,7 +486,7 @@ async def test_an_outage_of_the_broker_loses_and_turns_round_nothing(
 async def test_a_broker_that_does_not_answer_is_found_out_before_the_first_event(
     small: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.05)
+    monkeypatch.setattr(relay_shard, "COMPARE_EVERY_S", 0.05)
     broker = Broker(2)
     broker.down = True
     with caplog.at_level(logging.WARNING, "semel"):
@@ -776,12 +777,12 @@ async def test_an_event_that_is_refused_with_its_stand_in_holds_up_its_topic_and
 
 @pytest.fixture
 def comparing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.1)
+    monkeypatch.setattr(relay_shard, "COMPARE_EVERY_S", 0.1)
 
 
 @pytest.fixture
 def not_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 1e6)
+    monkeypatch.setattr(relay_shard, "COMPARE_EVERY_S", 1e6)
 
 
 @pytest.mark.usefixtures("not_comparing")
@@ -849,7 +850,7 @@ async def test_what_is_deleted_already_cannot_be_published_again_and_is_told_of(
 async def test_another_event_at_the_same_place_stops_the_shard_and_no_other(
     small: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.2)
+    monkeypatch.setattr(relay_shard, "COMPARE_EVERY_S", 0.2)
     broker = Broker(shards=2)
     async with relaying(small, broker) as relay:
         await small.commit(*(placed(n, n=n) for n in range(12)))
@@ -875,7 +876,7 @@ async def test_another_event_at_the_same_place_stops_the_shard_and_no_other(
 async def test_ids_that_begin_anew_stop_the_shard_and_are_told(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_module, "COMPARE_EVERY_S", 0.2)
+    monkeypatch.setattr(relay_shard, "COMPARE_EVERY_S", 0.2)
     init(postgres_url)
     desk, broker = Desk(postgres_url), Broker()
     async with relaying(desk, broker) as relay:

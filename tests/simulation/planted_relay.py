@@ -13,21 +13,21 @@ from relay_world import LARGE, Outbox, Place, Plan, Streams
 
 from semel.errors import BrokerUnavailableError
 from semel.messages import Batch, Message, Receipt, Tail
-from semel.relay import _Sent, _Shard
+from semel.relay.shard import Sent, Shard
 from semel.stores.sql.outbox_reading import Cursor, Lane, Page
 
 # --- relays -------------------------------------------------------------------------------------
 
 
-class MovesFirst(_Shard):
+class MovesFirst(Shard):
     """The cursor first, then the broker: whoever dies in between passes something over."""
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+    async def _send(self, topic: str, messages: Sequence[Message]) -> Sent:
         self.__dict__.setdefault("unsent", []).append((topic, messages))
-        return _Sent(topic, Tail(messages[-1].position, messages[-1].id))
+        return Sent(topic, Tail(messages[-1].position, messages[-1].id))
 
     async def _advance(
-        self, position: int, sent: Sequence[_Sent], lanes: Mapping[str, int | None]
+        self, position: int, sent: Sequence[Sent], lanes: Mapping[str, int | None]
     ) -> None:
         before = self._cursor
         await super()._advance(position, sent, lanes)
@@ -38,31 +38,31 @@ class MovesFirst(_Shard):
             await self._broker.publish(batch)
 
 
-class TakesAnOutageForSuccess(_Shard):
+class TakesAnOutageForSuccess(Shard):
     """No reply is not yet a publish."""
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+    async def _send(self, topic: str, messages: Sequence[Message]) -> Sent:
         try:
             return await super()._send(topic, messages)
         except BrokerUnavailableError:
-            return _Sent(topic, Tail(messages[-1].position, messages[-1].id))
+            return Sent(topic, Tail(messages[-1].position, messages[-1].id))
 
 
-class SkipsWhatWasLost(_Shard):
+class SkipsWhatWasLost(Shard):
     """Goes on from where the broker is, without what it has lost."""
 
-    async def _rewound(self, topic: str, had: Tail, tail: Tail) -> _Sent:
-        return _Sent(topic, tail)
+    async def _rewound(self, topic: str, had: Tail, tail: Tail) -> Sent:
+        return Sent(topic, tail)
 
 
-class NeverCompares(_Shard):
+class NeverCompares(Shard):
     """Finds out about a lost tail only when there is something new to publish."""
 
     async def _compare_now_and_then(self) -> None:
         pass
 
 
-class RejoinsTooEarly(_Shard):
+class RejoinsTooEarly(Shard):
     """A lane that has published something is not a lane that has caught up."""
 
     async def _lane_turn(self, topic: str) -> bool:
@@ -78,7 +78,7 @@ class RejoinsTooEarly(_Shard):
         return topic not in self._again_at
 
 
-class TakesOldNewsForNew(_Shard):
+class TakesOldNewsForNew(Shard):
     """A page read ahead went as far as the news of then, not of now."""
 
     async def _next_page(self, news: int) -> tuple[int, Page]:
@@ -86,20 +86,20 @@ class TakesOldNewsForNew(_Shard):
         return news, page
 
 
-class LeavesOutWhatIsRefused(_Shard):
+class LeavesOutWhatIsRefused(Shard):
     """Goes on behind it, and leaves its place empty."""
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+    async def _send(self, topic: str, messages: Sequence[Message]) -> Sent:
         fit = [message for message in messages if message.payload != LARGE]
         if not fit:
-            return _Sent(topic, self._cursor.tails.get(topic, Tail()))
+            return Sent(topic, self._cursor.tails.get(topic, Tail()))
         return await super()._send(topic, fit)
 
 
-class ForgetsWhatFollowsAStandIn(_Shard):
+class ForgetsWhatFollowsAStandIn(Shard):
     """What stood behind it in the batch was not taken with it."""
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> _Sent:
+    async def _send(self, topic: str, messages: Sequence[Message]) -> Sent:
         large = [n for n, message in enumerate(messages) if message.payload == LARGE]
         sent = await super()._send(topic, messages[: large[0] + 1] if large else messages)
         if sent.lane is not None:
@@ -130,7 +130,7 @@ class _Remembering:
         return moved
 
 
-class TrustsItsMemory(_Shard):
+class TrustsItsMemory(Shard):
     """Somebody else had the shard meanwhile."""
 
     def __init__(self, relay: Any, hold: Any) -> None:

@@ -35,6 +35,7 @@ from semel.cloudevents import from_json
 from semel.errors import BrokerUnavailableError, StoreUnavailableError
 from semel.messages import Batch, Full, Message, Receipt, Refused, Tail, Taken, shard_of
 from semel.relay import Relay
+from semel.relay import shard as relay_shard
 from semel.shards import Hold
 from semel.stores.sql.outbox_reading import Cursor, Lane, Page
 from semel.testing.simulator import FaultyLedger, Host, LivelockError, NoAnswerError
@@ -445,7 +446,7 @@ class Plan:
 
     outbox: type[Outbox] = Outbox
     streams: type[Streams] = Streams
-    shard: type[Any] = relay_module._Shard
+    shard: type[Any] = relay_shard.Shard
 
 
 class RelayHere(Relay):
@@ -559,13 +560,13 @@ class World(PartyWorld):
 @contextlib.contextmanager
 def _here() -> Iterator[None]:
     """Comparing more often, and silently."""
-    every_s, sweep_s = relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S
-    relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = COMPARE_EVERY_S, 1.0
+    every_s, sweep_s = relay_shard.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S
+    relay_shard.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = COMPARE_EVERY_S, 1.0
     try:
         with silence():
             yield
     finally:
-        relay_module.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = every_s, sweep_s
+        relay_shard.COMPARE_EVERY_S, relay_module.SWEEP_EVERY_S = every_s, sweep_s
 
 
 REAL = Plan()
