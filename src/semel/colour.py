@@ -22,7 +22,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -347,6 +347,29 @@ class AsyncColour:
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, _start, work)
+
+
+async def in_own_task(work: Awaitable[T]) -> T:
+    """Do it where it cannot cancel us; when we are, so is it, and waited for.
+
+    Whoever cancels the task that it runs in cannot be told from somebody who stops all of us, in
+    one and the same task. In its own, it has failed.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await ASYNC.shield(_ended(task))
+        raise
+    if task.cancelled():
+        raise RuntimeError("it has cancelled the task that it ran in")
+    return task.result()
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    await asyncio.wait([task])
+    _consume(task)
 
 
 def away_from(home: asyncio.AbstractEventLoop | None) -> bool:

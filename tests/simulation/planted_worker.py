@@ -239,8 +239,9 @@ class AcknowledgesFirst(_Lane):
 class NeverRenews(Shards):
     """A lease that is as long as handlers usually take."""
 
-    async def _keep(self, ledger: StoreLedger, hold: Hold) -> None:
-        pass
+    async def _renew(self, ledger: StoreLedger, hold: Hold) -> bool:
+        hold.unheard = True
+        return False
 
 
 # --- owners -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from semel.colour import ASYNC
+from semel.colour import ASYNC, in_own_task
 from semel.errors import SettingsError
 from semel.messages import (
     Applied,
@@ -163,7 +163,8 @@ class MemoryInbox:
             return self._retry.crashed(), []
         session: list[Any] = []
         try:
-            await _called(handle, message, session)
+            call = _called(handle, message, session)
+            await (in_own_task(call) if counted else call)
         except Exception as error:
             self._end(id)
             if rules.is_outage(error):

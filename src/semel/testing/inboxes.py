@@ -590,6 +590,25 @@ class InboxContract:
         done = await inbox.apply(consumer, messages(1), handler, singly=True)
         assert endings(done) == ["applied"]
 
+    @where(_on_the_loop)  # a thread is not cancelled
+    async def test_a_handler_that_cancels_its_own_task_has_failed(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        """For who runs it together with others it looks as if they were told to stop."""
+
+        async def cancel() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+        handler.before["orders-7-1"] = cancel
+        done = await inbox.apply(consumer, messages(1), handler, singly=True)
+        assert endings(done) == ["retry"]
+        handler.before["orders-7-1"] = cancel
+        assert await self.later(inbox, consumer, handler) == ["1 retry"]
+        assert (await self.only(inbox, consumer)).head.attempts == 2
+
     async def test_a_message_that_ends_the_process_three_times_is_parked(
         self, inbox: Any, consumer: str, handler: Handler
     ) -> None:

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from semel.colour import ASYNC, Timer
+from semel.colour import ASYNC, Timer, in_own_task
 from semel.errors import CorruptRecordError, SemelError, SettingsError, StoreUnavailableError
 from semel.keys import new_attempt
 from semel.messages import SLOTS, Applied, Ending, Held, Message, Seen
@@ -228,7 +228,7 @@ class _Pass:
         try:
             result = self._handle(message, None)
             if result is not None:
-                await result
+                await (in_own_task(result) if self._counted == b"1" else result)
         except Exception as error:
             if rules.is_outage(error):
                 await lease.release()

@@ -192,6 +192,7 @@ class Flow:
     ) -> list[Ending]:
         """One transaction; not for longer than it should hold its locks, if they are many."""
         async with self._transaction(job) as work:
+            work.own_task = started is not None
             course = await self._course(work, job.consumer, messages, lock=lock)
             until = work.at + MOST_OPEN_S
             endings: list[Ending] = []
@@ -349,6 +350,7 @@ class Flow:
 
     async def _turn(self, job: Job, row: Row, started: bytes, *, lock: bool) -> Ending | None:
         async with self._transaction(job) as work:
+            work.own_task = True
             head = await self._ours(self._same_head(work.link, row, lock=lock))
             ending = None if head is None else await self._end_head(work, job, head)
             await self._ours(self._words.end(work.link, started))

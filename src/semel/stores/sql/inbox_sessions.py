@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from semel.colour import ASYNC, SYNC, Colour, from_away
+from semel.colour import ASYNC, SYNC, Colour, from_away, in_own_task
 from semel.errors import SettingsError
 from semel.messages import Message
 from semel.ports import Handle
@@ -159,6 +159,8 @@ class Work:
         self._watch.active, self._watch.ended = True, False
         self._connection: Any = None
         self._is_only_writer = False
+        self.own_task = False
+        """Are handlers to be kept from cancelling us?"""
         self.longest_s = 0.0
         """How long the slowest handler took."""
         self.at = colour.now()
@@ -211,7 +213,7 @@ class Work:
                 if self._colour is SYNC:
                     _refuse_to_await(result)
                 elif inspect.isawaitable(result):
-                    await result
+                    await (in_own_task(result) if self.own_task else result)
         except Exception as error:  # noqa: BLE001 - a handler's: it is the cause of ours
             raise FailedError from self._own_lock(error)
         except asyncio.CancelledError as error:
@@ -381,7 +383,7 @@ async def call_outside(
     if colour is SYNC:
         from_away(home, work)
     else:
-        await work
+        await in_own_task(work)
 
 
 def colour_of(handle: Handle, message: Message, otherwise: str) -> str:
