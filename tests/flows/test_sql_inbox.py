@@ -18,6 +18,8 @@ from semel.inbox import PoisonError, SQLInbox
 from semel.outbox import Event, Outbox
 from semel.parked import Parked
 from semel.stores.sql import SQLStore
+from semel.stores.sql.inbox_flow import ROUNDS
+from semel.stores.sql.inbox_words import Words
 from semel.stores.sql.lines import parse, with_driver
 from semel.stores.sql.links import PsycopgLink
 from semel.testing.inboxes import ALL, endings, message, messages
@@ -326,6 +328,175 @@ async def test_events_of_a_handler_are_there_exactly_when_its_effect_is(bench, c
     assert effects(bench, consumer) == ["1:1", "4:1"]
     select = f"SELECT count(*) FROM event_outbox WHERE aggregate_id = '{consumer}'"
     assert bench.rows(select) == [(1,)]
+
+
+# --- what only looks like an outage -------------------------------------------------------------
+
+TROUBLES = {
+    "a backend that ends": "SELECT pg_terminate_backend(pg_backend_pid())",
+    "a serialization failure": "DO $$ BEGIN RAISE 'always' USING ERRCODE = '40001'; END $$",
+    "a read-only transaction": "SET TRANSACTION READ ONLY",
+}
+
+
+async def rounds(inbox, consumer, batch, handle):
+    """As a worker does: the same batch, again after an outage; how it ended, and after how many."""
+    for turn in range(20):
+        try:
+            return endings(await inbox.apply(consumer, batch, handle)), turn
+        except StoreUnavailableError:
+            assert await held(inbox, consumer) == {}
+    pytest.fail("an outage without end")
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_trouble_of_one_message_that_lasts_is_its_failure(
+    postgres_bench, consumer, trouble, colour
+):
+    statement = sa.text(TROUBLES[trouble])
+
+    def sync(session):
+        session.execute(statement)
+        session.execute(INSERT, {"said": "never"})
+
+    async def on_the_loop(session):
+        await session.execute(statement)
+        await session.execute(INSERT, {"said": "never"})
+
+    handle = Both(consumer, {"orders-7-1": sync if colour == "sync" else on_the_loop})
+    batch = [message(1, aggregate, type=colour) for aggregate in ("6", "7", "8")]
+    async with opened(postgres_bench, colour) as inbox:
+        done, turns = await rounds(inbox, consumer, batch, handle)
+        assert done == ["applied", "retry", "applied"]
+        assert turns == ROUNDS
+        assert list(await held(inbox, consumer)) == ["orders-7-1"]
+    assert effects(postgres_bench, consumer) == ["6:1", "8:1"]
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # as everywhere but here
+async def test_a_connection_that_a_handler_breaks_and_says_nothing_is_its_failure(
+    postgres_bench, consumer
+):
+    def ends(session):
+        with contextlib.suppress(Exception):
+            session.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    handle = Both(consumer, {"orders-7-1": ends})
+    batch = [message(1, aggregate, type="sync") for aggregate in ("7", "8")]
+    async with opened(postgres_bench, "sync") as inbox:
+        done, _ = await rounds(inbox, consumer, batch, handle)
+        assert done == ["retry", "applied"]
+
+
+async def test_a_lock_that_a_handler_holds_against_itself_is_its_failure(postgres_bench, consumer):
+    """And again where it waits: there it is counted as another attempt."""
+    other = sa.create_engine(with_driver(parse(postgres_bench.url), "sync"))
+
+    def locked(session):
+        session.execute(sa.text("LOCK TABLE effect IN EXCLUSIVE MODE"))
+        with other.begin() as second:
+            second.execute(sa.text("SET LOCAL lock_timeout = '5ms'"))
+            second.execute(INSERT, {"said": "never"})
+
+    handle = Both(consumer, {"orders-7-1": locked})
+    async with opened(postgres_bench, "sync") as inbox:
+        batch = [message(1, aggregate, type="sync") for aggregate in ("7", "8")]
+        done, _ = await rounds(inbox, consumer, batch, handle)
+        assert done == ["retry", "applied"]
+        await asyncio.to_thread(postgres_bench.age, 3600)
+        for _ in range(ROUNDS):
+            with pytest.raises(StoreUnavailableError, match="lock"):
+                await inbox.retry(consumer, ALL, handle)
+        assert endings(await inbox.retry(consumer, ALL, handle)) == ["1 retry"]
+        [sequence] = await Parked(inbox).list(consumer=consumer)
+        assert sequence.head.attempts == 2
+    other.dispose()
+
+
+@pytest.mark.parametrize("singly", [False, True])
+async def test_a_pool_that_a_handler_empties_by_itself_is_its_failure(
+    sqlite_bench, consumer, singly
+):
+    pool = sa.create_engine("sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0)
+    pool.pool._timeout = 0.01
+
+    def empty(session):
+        with pool.connect(), pool.connect():
+            pass
+
+    handle = Both(consumer, {"orders-7-1": empty})
+    async with opened(sqlite_bench, "sync") as inbox:
+        for _ in range(ROUNDS):
+            with pytest.raises(StoreUnavailableError):
+                await inbox.apply(consumer, of_colour("sync", 1), handle, singly=singly)
+        done = await inbox.apply(consumer, of_colour("sync", 1), handle, singly=singly)
+        assert endings(done) == ["retry"]
+    pool.dispose()
+
+
+async def test_a_statement_too_large_for_the_server_is_its_failure(mariadb_bench, consumer):
+    def large(session):
+        session.execute(INSERT, {"said": "x" * 17_000_000})
+
+    handle = Both(consumer, {"orders-7-1": large})
+    batch = [message(1, aggregate, type="sync") for aggregate in ("7", "8")]
+    async with opened(mariadb_bench, "sync") as inbox:
+        done, _ = await rounds(inbox, consumer, batch, handle)
+        assert done == ["retry", "applied"]
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # as everywhere but here
+async def test_a_handler_that_commits_below_its_session_holds_up_nobody(bench, consumer):
+    handle = Both(consumer, {"orders-7-1": lambda session: session.connection().commit()})
+    batch = [message(1, aggregate, type="sync") for aggregate in ("6", "7", "8")]
+    async with opened(bench, "sync") as inbox:
+        done = endings(await inbox.apply(consumer, batch, handle))
+        assert done == ["applied", "retry", "applied"]
+        assert "must not commit" in (await held(inbox, consumer))["orders-7-1"]
+    assert effects(bench, consumer) == ["6:1", "8:1"]
+
+
+async def test_an_outage_of_the_database_is_waited_for_however_long_it_takes(
+    postgres_bench, consumer, monkeypatch
+):
+    """Handlers meet it first, round after round; the database itself does not answer either."""
+
+    def ends(session):
+        session.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    async def silent(self, link):
+        raise StoreUnavailableError("down")
+
+    handle = Both(consumer, {"orders-7-1": ends})
+    async with opened(postgres_bench, "sync") as inbox:
+        with monkeypatch.context() as outage:
+            outage.setattr(Words, "now_us", silent)
+            for _ in range(3 * ROUNDS):
+                with pytest.raises(StoreUnavailableError):
+                    await inbox.apply(consumer, of_colour("sync", 1), handle)
+        for _ in range(ROUNDS - 1):  # one that comes and goes begins to count anew
+            with pytest.raises(StoreUnavailableError):
+                await inbox.apply(consumer, of_colour("sync", 1), handle)
+        assert await held(inbox, consumer) == {}
+        handle.does.clear()
+        done = await inbox.apply(consumer, of_colour("sync", 1), handle)
+        assert endings(done) == ["applied"]
+
+
+async def test_an_outage_that_a_handler_tells_of_is_waited_for_however_long_it_takes(
+    sqlite_bench, consumer
+):
+    def down(session):
+        raise StoreUnavailableError("the provider is down")
+
+    handle = Both(consumer, {"orders-7-1": down})
+    async with opened(sqlite_bench, "sync") as inbox:
+        for singly in (False, True):
+            for _ in range(3 * ROUNDS):
+                with pytest.raises(StoreUnavailableError, match="provider"):
+                    await inbox.apply(consumer, of_colour("sync", 1), handle, singly=singly)
+        assert await held(inbox, consumer) == {}
 
 
 # --- trouble that is nobody's fault -------------------------------------------------------------

@@ -11,7 +11,11 @@ writes. So a COMMIT without a reply is no riddle, and what was rolled back by mi
 a frozen process is not doubled in the database.
 
 Passing trouble (a deadlock, a lock, somebody who was faster) is tried again; an outage is raised.
-Neither is held against a message.
+Neither is held against a message. But what a handler meets may only look like an outage: its own
+lock, a row that is too large for the server, a statement that ends its connection. Waiting for the
+end of that would hold up everybody for ever. So the database itself is asked, each time: when it
+has answered, and the handlers have not got through, `ROUNDS` times in a row, each message is run
+alone, and what one meets then is its failure, like any other.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ from semel.stores.sql.faults import (
     unavailable,
 )
 from semel.stores.sql.inbox_sessions import (
+    CutOffError,
     FailedError,
     IdleError,
     Sessions,
@@ -74,6 +79,9 @@ One: TypeAlias = Callable[[Work, Course, Message], Awaitable[Ending]]
 # So many of what was begun and met an outage are known not to have ended their process.
 MOST_EXCUSED = 10_000
 
+# So often in a row what looks like an outage is met by handlers, and not by us, until it is theirs.
+ROUNDS = 5
+
 # Whoever is stopped has so long to say that it was: others wait for its shard.
 STOPPING_S = 1.0
 
@@ -84,6 +92,15 @@ MOST_OPEN_S = 1.0
 
 class OursError(Exception):
     """A statement of the inbox itself has failed; the driver's error is the cause."""
+
+
+class TroubledError(StoreUnavailableError):
+    """What looks like an outage, and was met by a handler; its error is the cause."""
+
+    @property
+    def error(self) -> BaseException:
+        assert self.__cause__ is not None
+        return self.__cause__
 
 
 @value
@@ -132,21 +149,35 @@ class Flow:
         self._settings = settings
         self._excused = excused
         self._words: Words = WORDS[lines.dialect.name]
+        self._rounds: dict[bytes, int] = {}
+        """By the first message of what was run: how often in a row only handlers had trouble."""
 
     # --- messages that come -----------------------------------------------------------------
 
     async def apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+        if not messages:
+            return []
+        first = rules.message_of(job.consumer, messages[0])
+        return await self._patiently(first, lambda lasts: self._runs(job, messages, lasts=lasts))
+
+    async def _runs(
+        self, job: Job, messages: Sequence[Message], *, lasts: bool
+    ) -> Sequence[Ending]:
         endings: list[Ending] = []
         for outside, these in itertools.groupby(messages, job.is_outside):
             rest = list(these)
             while rest:
                 verb = self._apply_outside if outside else self._apply
-                endings += (done := await verb(job, rest))
+                endings += (done := await verb(job, rest, lasts=lasts))
                 rest = rest[len(done) :]
         return endings
 
-    async def _apply(self, job: Job, messages: Sequence[Message]) -> Sequence[Ending]:
+    async def _apply(
+        self, job: Job, messages: Sequence[Message], *, lasts: bool
+    ) -> Sequence[Ending]:
         """Of these, or of the first of them when all would take too long."""
+        if lasts:
+            return [await self._alone(job, each, lasts=True) for each in messages]
         try:
             together = self._together(job)
             return await self._firmly(lambda lock: self._each(job, messages, together, lock=lock))
@@ -204,7 +235,12 @@ class Flow:
             return endings
 
     async def _apply_outside(
-        self, job: Job, messages: Sequence[Message], started: bytes | None = None
+        self,
+        job: Job,
+        messages: Sequence[Message],
+        started: bytes | None = None,
+        *,
+        lasts: bool,
     ) -> Sequence[Ending]:
         """No transaction is open while they run: they may be repeated, so they come first."""
 
@@ -214,7 +250,8 @@ class Flow:
             until = self._colour.now() + MOST_OPEN_S
             endings: list[Ending] = []
             for message in messages:
-                endings.append(course.ask(message) or await self._one_outside(job, course, message))
+                ending = course.ask(message)
+                endings.append(ending or await self._one_outside(job, course, message, lasts=lasts))
                 if self._colour.now() > until:
                     break
             async with self._transaction() as work:
@@ -223,22 +260,31 @@ class Flow:
 
         return await self._firmly(turn)
 
-    async def _one_outside(self, job: Job, course: Course, message: Message) -> Ending:
+    async def _one_outside(
+        self, job: Job, course: Course, message: Message, *, lasts: bool
+    ) -> Ending:
         try:
             await call_outside(job.handle, message, self._colour, job.home)
         except Exception as error:
-            if _fault(error) is not None:
+            is_its_own = lasts and not rules.is_outage(error) and await self._answers()
+            if _fault(error) is not None and not is_its_own:
                 raise FailedError from error
             return course.failed(message, self._settings.retry.failed(error, 1))
         return course.applied(message)
 
-    async def _alone(self, job: Job, message: Message, started: bytes | None = None) -> Ending:
+    async def _alone(
+        self, job: Job, message: Message, started: bytes | None = None, *, lasts: bool = False
+    ) -> Ending:
         try:
             one = self._together(job)
             [ending] = await self._firmly(
                 lambda lock: self._each(job, [message], one, started, lock=lock)
             )
             return ending
+        except TroubledError as trouble:
+            if not (lasts and await self._answers()):
+                raise
+            failure = self._settings.retry.failed(trouble.error, 1)
         except FailedError as failed:
             failure = self._settings.retry.failed(failed.error, 1)
         return await self._park(job.consumer, message, failure, started)
@@ -263,10 +309,17 @@ class Flow:
         if not await self._begin(id, job.consumer, message):
             failure = self._settings.retry.crashed()
             return await self._park(job.consumer, message, failure, id)
-        if not job.is_outside(message):
-            return await self._excusing(id, self._alone(job, message, id))
-        [ending] = await self._excusing(id, self._apply_outside(job, [message], id))
-        return ending
+        if job.is_outside(message):
+            [ending] = await self._patiently(
+                id,
+                lambda lasts: self._excusing(
+                    id, self._apply_outside(job, [message], id, lasts=lasts)
+                ),
+            )
+            return ending
+        return await self._patiently(
+            id, lambda lasts: self._excusing(id, self._alone(job, message, id, lasts=lasts))
+        )
 
     async def _begin(self, id: bytes, consumer: str, message: Message) -> bool:
         """Count that it is begun; False when it has been begun too often."""
@@ -296,6 +349,27 @@ class Flow:
             await self.on_link(lambda link: self._words.take_back(link, id))
             self._excused.discard(id)
 
+    async def _patiently(self, key: bytes, work: Callable[[bool], Awaitable[T]]) -> T:
+        """Do it, and tell it whether trouble of its handlers lasts while the database answers."""
+        rounds = self._rounds.get(key, 0)
+        try:
+            answer = await work(rounds >= ROUNDS)
+        except TroubledError:
+            if len(self._rounds) >= MOST_EXCUSED:
+                self._rounds.clear()
+            # Once without an answer it may have been an outage all the time.
+            self._rounds[key] = rounds + 1 if await self._answers() else 0
+            raise
+        self._rounds.pop(key, None)
+        return answer
+
+    async def _answers(self) -> bool:
+        try:
+            await self.on_link(self._words.now_us)
+        except SemelError:
+            return False
+        return True
+
     # --- messages that wait -----------------------------------------------------------------
 
     async def due(self, consumer: str, slots: tuple[int, int], limit: int) -> Sequence[bytes]:
@@ -320,19 +394,26 @@ class Flow:
             unreadable = Failure("poison", row.problem, row.parked.attempts + 1)
             ending = await self._fail_row(row, unreadable, id)
         elif await self._begin(id, job.consumer, message):
-            ending = await self._excusing(id, self._run_row(job, row, id))
+            ending = await self._patiently(
+                id, lambda lasts: self._excusing(id, self._run_row(job, row, id, lasts=lasts))
+            )
         else:
             failure = self._settings.retry.crashed()
             ending = await self._fail_row(row, failure, id)
         return None if ending is None else (message, ending)
 
-    async def _run_row(self, job: Job, row: Row, started: bytes) -> Ending | None:
+    async def _run_row(self, job: Job, row: Row, started: bytes, *, lasts: bool) -> Ending | None:
+        attempts = row.parked.attempts + 1
         try:
             if job.is_outside(row.parked.message):
                 await self._firmly(lambda _: self._run_outside(job, row))
             return await self._firmly(lambda lock: self._turn(job, row, started, lock=lock))
+        except TroubledError as trouble:
+            if not (lasts and await self._answers()):
+                raise
+            failure = self._settings.retry.failed(trouble.error, attempts)
         except FailedError as failed:
-            failure = self._settings.retry.failed(failed.error, row.parked.attempts + 1)
+            failure = self._settings.retry.failed(failed.error, attempts)
         return await self._fail_row(row, failure, started)
 
     async def _run_outside(self, job: Job, row: Row) -> None:
@@ -493,10 +574,11 @@ class Flow:
         overtaken again and again by one with little.
         """
         last: BaseException | None = None
-        reconnected = overtaken = False
+        reconnected = overtaken = troubled = False
         for turn in range(TRIES):
             if turn:
                 await self._colour.sleep(pause_s(turn - 1))
+            troubled = False
             try:
                 return await work(overtaken)
             except ChangedError as changed:
@@ -507,13 +589,14 @@ class Flow:
                     raise _told(self._settings.where, last) from last
                 reconnected = reconnected or fault_of(last or ours) is Fault.GONE
             except FailedError as failed:
-                last = failed.error
+                last, troubled = failed.error, True
                 match _fault(last):
                     case None:
                         raise
                     case Fault.GONE:
                         raise _outage(self._settings.where, last) from last
-        raise _told(self._settings.where, last) from last
+        told = _told(self._settings.where, last)
+        raise (TroubledError(str(told)) if troubled else told) from last
 
     async def _is_final(self, ours: OursError, *, reconnected: bool) -> bool:
         """Is trying again of no use?"""
@@ -541,7 +624,7 @@ def _fault(error: BaseException | None) -> Fault | None:
     if rules.is_outage(error):
         return Fault.GONE
     for each in rules.causes_of(error):
-        if isinstance(each, exc.TimeoutError):  # no connection to be had
+        if isinstance(each, exc.TimeoutError | CutOffError):  # no connection to be had
             return Fault.GONE
         if isinstance(each, exc.DBAPIError) and (fault := _passing(each)) is not None:
             return fault
@@ -593,7 +676,9 @@ def _told(where: str, error: BaseException | None) -> SemelError:
 
 
 def _outage(where: str, error: BaseException) -> StoreUnavailableError:
-    return StoreUnavailableError(
+    """A handler that says by itself that it is one is believed."""
+    kind = StoreUnavailableError if rules.is_outage(error) else TroubledError
+    return kind(
         f"an outage while messages had their effects, told by {where} or a handler: "
         f"{rules.said_by(error)}. What "
         "was committed is remembered; nothing is held against a message"

@@ -137,6 +137,10 @@ class EndedError(Exception):
     """A handler has ended the transaction that it shares with others."""
 
 
+class CutOffError(Exception):
+    """The connection broke while handlers used it, and nobody said so."""
+
+
 class IdleError(Exception):
     """A handler did nothing with its session for so long that the server has ended it."""
 
@@ -171,6 +175,12 @@ class Work:
     def _sync_connection(self) -> sa.Connection:
         connection: sa.Connection = getattr(self._connection, "sync_connection", self._connection)
         return connection
+
+    @property
+    def _is_cut_off(self) -> bool:
+        connection = self._sync_connection
+        transaction = None if connection.closed else connection.get_transaction()
+        return connection.invalidated or transaction is None or not transaction.is_active
 
     async def begin(self, idle_s: float | None) -> None:
         try:
@@ -251,7 +261,7 @@ class Work:
             await self.call(handle, message)
             await failing(nested.commit)
         except FailedError as failed:
-            if self._watch.ended or is_lost(self._sync_connection):
+            if self._watch.ended or self._is_cut_off or is_lost(self._sync_connection):
                 raise
             await failing(nested.rollback)
             return failed.error
@@ -266,6 +276,8 @@ class Work:
 
     async def _finish(self) -> None:
         await done(self.session.flush())
+        if self._is_cut_off:
+            raise CutOffError("the connection broke while handlers ran, and none of them said so")
         if isinstance(self.session, AsyncSession):
             await self._connection.run_sync(refuse_lost)
         else:
