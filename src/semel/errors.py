@@ -127,4 +127,12 @@ class SettingsError(SemelError, ValueError):
 
 def in_one_line(error: BaseException) -> str:
     """What it says, for a log: drivers write several lines."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(said_by(error).split()) or type(error).__name__
+
+
+def said_by(error: BaseException) -> str:
+    """What it says, or its name if it says nothing, or cannot: the error may be anybody's."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the failure
+        return type(error).__name__

@@ -596,6 +596,22 @@ async def test_an_error_raised_from_itself_is_a_failure_like_others(sqlite_bench
         assert endings(await inbox.apply(consumer, messages(1), handle)) == ["retry"]
 
 
+async def test_an_error_that_cannot_say_what_it_is_is_a_failure_like_others(bench, consumer):
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    def mute(session):
+        raise MuteError
+
+    handle = Both(consumer, {"orders-7-1": mute})
+    batch = [message(1, aggregate, type="sync") for aggregate in ("7", "8")]
+    async with opened(bench, "sync") as inbox:
+        for singly in (False, True):
+            done = await inbox.apply(f"{consumer}-{singly}", batch, handle, singly=singly)
+            assert endings(done) == ["retry", "applied"]
+
+
 async def test_a_table_that_a_handler_misses_is_its_own_trouble(bench, consumer):
     def handle(each, session):
         session.execute(sa.text("INSERT INTO no_such_table VALUES (1)"))

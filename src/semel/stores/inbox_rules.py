@@ -28,6 +28,7 @@ from semel.errors import (
     SemelError,
     SettingsError,
     StoreUnavailableError,
+    said_by,
 )
 from semel.keys import identity
 from semel.messages import (
@@ -170,14 +171,6 @@ def told_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return text[: ERROR_CHARS - len(where)] + where
-
-
-def said_by(error: BaseException) -> str:
-    """What it says, or its name if it says nothing, or cannot: the error may be anybody's."""
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the failure
-        return type(error).__name__
 
 
 def _is_poison(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import exc
 
-from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.errors import SemelError, SettingsError, StoreUnavailableError, said_by
 
 
 class BrokenError(Exception):
@@ -125,7 +125,7 @@ def fault_of(error: BaseException) -> Fault:
         return MYSQL_CODES.get(error.args[0], Fault.OTHER)
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if sqlstate is None:
-        return _refused_fault(str(error))
+        return _refused_fault(said_by(error))
     return SQLSTATES.get(str(sqlstate), Fault.OTHER)
 
 

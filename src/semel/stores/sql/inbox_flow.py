@@ -30,7 +30,7 @@ from typing import Literal, TypeAlias, TypeVar
 from sqlalchemy import exc
 
 from semel.colour import ASYNC, Colour
-from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.errors import SemelError, SettingsError, StoreUnavailableError, said_by
 from semel.messages import (
     Applied,
     Edit,
@@ -309,17 +309,14 @@ class Flow:
         if not await self._begin(id, job.consumer, message):
             failure = self._settings.retry.crashed()
             return await self._park(job.consumer, message, failure, id)
-        if job.is_outside(message):
-            [ending] = await self._patiently(
-                id,
-                lambda lasts: self._excusing(
-                    id, self._apply_outside(job, [message], id, lasts=lasts)
-                ),
-            )
+
+        async def run(lasts: bool) -> Ending:
+            if not job.is_outside(message):
+                return await self._alone(job, message, id, lasts=lasts)
+            [ending] = await self._apply_outside(job, [message], id, lasts=lasts)
             return ending
-        return await self._patiently(
-            id, lambda lasts: self._excusing(id, self._alone(job, message, id, lasts=lasts))
-        )
+
+        return await self._patiently(id, lambda lasts: self._excusing(id, run(lasts)))
 
     async def _begin(self, id: bytes, consumer: str, message: Message) -> bool:
         """Count that it is begun; False when it has been begun too often."""
@@ -680,6 +677,6 @@ def _outage(where: str, error: BaseException) -> StoreUnavailableError:
     kind = StoreUnavailableError if rules.is_outage(error) else TroubledError
     return kind(
         f"an outage while messages had their effects, told by {where} or a handler: "
-        f"{rules.said_by(error)}. What "
+        f"{said_by(error)}. What "
         "was committed is remembered; nothing is held against a message"
     )
