@@ -275,7 +275,9 @@ def lose_a_deadlock(shop, session):
         other.rollback()
 
 
-@pytest.mark.parametrize("text", ["COMMIT", " rollback", "END", "ROLLBACK WORK"])
+@pytest.mark.parametrize(
+    "text", ["COMMIT", " rollback", "END", "ROLLBACK WORK", "/* x */ commit", "-- x\n COMMIT"]
+)
 def test_a_transaction_is_not_ended_in_the_text_of_a_statement(shop, handler, text):
     handler.begin()
     handler.session.execute(CHARGE)

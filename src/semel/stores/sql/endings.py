@@ -30,8 +30,11 @@ LOST = {1213, 1020, 1206}
 # libpq's name for a transaction that can only be rolled back.
 FAILED = 3
 
-# ROLLBACK TO a savepoint ends nothing.
-_ENDING = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!(\s+\w+)?\s+TO\b))\b", re.IGNORECASE)
+# Comments may come first. ROLLBACK TO a savepoint ends nothing.
+_ENDING = re.compile(
+    r"(?:\s|/\*.*?\*/|--[^\n]*\n)*(COMMIT|END|ABORT|ROLLBACK(?!(\s+\w+)?\s+TO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 _lost: weakref.WeakSet[RootTransaction] = weakref.WeakSet()
 
