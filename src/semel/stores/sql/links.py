@@ -216,6 +216,7 @@ def _is_direct(connection: sa.Connection) -> bool:
     return (
         dialect.driver == "psycopg"
         and not dialect.is_async
+        and connection.in_transaction()  # without it, SQLAlchemy would begin one, and has to know
         and not (heard.before_cursor_execute or heard.after_cursor_execute)
         and not dialect.dispatch.handle_error
         and not _LOG.isEnabledFor(logging.INFO)
