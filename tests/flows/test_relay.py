@@ -958,6 +958,28 @@ async def test_only_what_is_published_is_swept(desk: Desk, monkeypatch: pytest.M
     assert relay.counts["swept"] == 30
 
 
+async def test_as_long_as_there_is_more_sweeping_goes_on(
+    small: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a busy outbox would grow faster than it is swept."""
+    monkeypatch.setattr(relay_module, "SWEEP_EVERY_S", 2.0)
+    monkeypatch.setattr(relay_module, "SWEEP_ROWS", 2)
+    broker, swept = Broker(), []
+    async with relaying(small, broker, keep_s=0.0) as relay:
+        sweep = relay.reader.sweep
+
+        async def noted(**settings: Any) -> int:
+            swept.append(ASYNC.now())
+            return await sweep(**settings)
+
+        monkeypatch.setattr(relay.reader, "sweep", noted)
+        await small.commit(*(placed(n, n=n) for n in range(10)))
+        await until(lambda: len(broker.stream()) == 10)
+        await until(lambda: relay.counts["swept"] == 10)
+    assert len(swept) >= 5
+    assert swept[4] - swept[0] < 2.0
+
+
 async def test_nothing_is_swept_where_somebody_else_does(
     small: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

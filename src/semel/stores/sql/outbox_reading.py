@@ -158,7 +158,8 @@ class OutboxReader:
     async def sweep(self, *, keep_s: float, limit: int = 10_000) -> int:
         """Delete rows that all relays have published and that are older than this.
 
-        A chunk at a time, with a rest as long as each took: half of the server is for others.
+        A chunk at a time, with a rest after each, so that others come in between; a short one, for an
+        outbox must not grow faster than it is swept.
         """
         keep_us, swept = checked_keep(keep_s), 0
         while swept < limit:
@@ -168,7 +169,7 @@ class OutboxReader:
             swept += deleted
             if not more:
                 break
-            await ASYNC.sleep(ASYNC.now() - began)
+            await ASYNC.sleep((ASYNC.now() - began) / 4)
         return swept
 
     async def reshard(self, shards: int) -> None:
