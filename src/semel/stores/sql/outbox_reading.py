@@ -158,8 +158,8 @@ class OutboxReader:
     async def sweep(self, *, keep_s: float, limit: int = 10_000) -> int:
         """Delete rows that all relays have published and that are older than this.
 
-        A chunk at a time, with a rest after each, so that others come in between; a short one, for an
-        outbox must not grow faster than it is swept.
+        A chunk at a time, with a rest after each, so that others come in between; a short one, for
+        an outbox must not grow faster than it is swept.
         """
         keep_us, swept = checked_keep(keep_s), 0
         while swept < limit:
