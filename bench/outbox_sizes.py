@@ -65,6 +65,15 @@ async def run(database: str, url: str, *, many: int) -> list[Look]:
 
 
 async def _put(link: asyncpg.Connection, made: int, many: int) -> None:
+    """Behind a lock, as `Outbox.add` does: relays do not pass what is not committed yet."""
+    from semel.stores.sql.outbox_watermark import ID_SEQUENCE, LOCKED
+
+    async with link.transaction():
+        await link.execute(f"select {LOCKED} from {ID_SEQUENCE} as s")
+        await _insert(link, made, many)
+
+
+async def _insert(link: asyncpg.Connection, made: int, many: int) -> None:
     await link.execute(
         "insert into event_outbox (shard, tenant_id, topic, aggregate_type, aggregate_id, seq,"
         " event_id, event_type, payload, created_at)"
