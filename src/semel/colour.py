@@ -22,7 +22,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -347,6 +347,19 @@ class AsyncColour:
 
     def later(self, delay_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, _start, work)
+
+
+async def answers_of(asked: Iterable[Awaitable[T]]) -> list[T]:
+    """Every answer, or the first error once all are through: none goes on unseen.
+
+    What is still on its way while it is asked again could arrive behind the second question.
+    """
+    answers: list[T] = []
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        answers.append(answer)
+    return answers
 
 
 async def in_own_task(work: Awaitable[T]) -> T:

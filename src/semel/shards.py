@@ -20,10 +20,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from semel.colour import ASYNC
+from semel.colour import ASYNC, answers_of
 from semel.errors import SemelError, in_one_line
 from semel.keys import new_attempt
 from semel.ports import Store, StoreLedger
@@ -207,7 +207,7 @@ class Shards:
                     if shard not in ours:
                         hold.end(self._grace_s)
                 wanted = [shard for shard in ours if shard not in self._holds]
-                took = await _all([self._take(ledger, shard, own) for shard in wanted])
+                took = await answers_of([self._take(ledger, shard, own) for shard in wanted])
                 self.waits_for = self._others if not all(took) or self._seat is None else ()
         except (SemelError, TimeoutError) as error:
             self._heard(error)
@@ -216,7 +216,9 @@ class Shards:
 
     async def _ours(self, ledger: StoreLedger) -> Sequence[int]:
         """The shards that fall to us, by where everybody sits."""
-        seen = await _all([ledger.look(self._key(f"seat {n}").id) for n in range(self._count)])
+        seen = await answers_of(
+            [ledger.look(self._key(f"seat {n}").id) for n in range(self._count)]
+        )
         taken = {n: record for n, record in enumerate(seen) if record and is_live(record)}
         mine = await self._sit(ledger, taken)
         seats = sorted({*taken} if mine is None else {*taken, mine})
@@ -321,13 +323,3 @@ class Shards:
         with contextlib.suppress(SemelError, TimeoutError):
             async with asyncio.timeout(self._terms.lease_s):
                 await ledger.release(claim)
-
-
-async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Every answer, or the first error once all are through: none goes on unseen."""
-    answers: list[T] = []
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer
-        answers.append(answer)
-    return answers

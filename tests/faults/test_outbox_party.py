@@ -140,7 +140,7 @@ class Party:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGTERM)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 20
         while any(map(alive, ending)) and time.monotonic() < until:
             time.sleep(0.02)
         for pid in filter(alive, ending):

@@ -991,7 +991,7 @@ async def test_a_stand_in_is_parked_at_once_with_its_case_and_no_handler_sees_it
     assert once == [("1", 1), *([] if "2" in asked_for else [("2", 2)]), ("3", 2)]
     for each in parked:
         assert (each.head.state, each.head.attempts) == ("parked", 1)
-        assert "the broker refused it: it has 2 MB, and I take 1; its payload is " in (
+        assert "the broker refused it: it has 2 MB, and I take 1; its payload is kept in" in (
             each.head.error
         )
         assert "semel parked edit" in each.head.error

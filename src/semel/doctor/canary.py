@@ -20,8 +20,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from uuid import uuid4
 
-from semel.colour import ASYNC
-from semel.doctor.patient import Finding, Patient, all_of, span
+from semel.colour import ASYNC, answers_of
+from semel.doctor.patient import Finding, Patient, span
 from semel.errors import SemelError
 from semel.keys import make_key, new_attempt
 from semel.messages import CANARY, Delivery, shard_of
@@ -105,16 +105,16 @@ class _Flight:
             await self._note("topic", name)
             self._topic = CANARY + name
         await self._broker.join(self._topic, GROUP)
-        readers = await all_of([self._reader(shard) for shard in self._shards])
+        readers = await answers_of([self._reader(shard) for shard in self._shards])
         cursors = {cursor.shard: cursor for cursor in await self._patient.cursors()}
         astray = [shard for shard in self._shards if await self._is_astray(cursors.get(shard))]
         await self._send([shard for shard in self._shards if shard not in astray], cursors)
         try:
             await self._wait(readers)
             await self._note_sent({shard: self._waited[shard] for shard in self._left()})
-            await all_of([reader.ack(self._held[n]) for n, reader in enumerate(readers)])
+            await answers_of([reader.ack(self._held[n]) for n, reader in enumerate(readers)])
         finally:
-            await all_of([reader.close() for reader in readers])
+            await answers_of([reader.close() for reader in readers])
         if isinstance(self._broker, Trims):
             await self._broker.trim(self._topic, KEPT)
         return [*_astray(astray), *await self._missing(), *self._arrived()]
@@ -201,7 +201,7 @@ class _Flight:
     async def _wait(self, readers: Sequence[Consumer]) -> None:
         began = ASYNC.now()
         while True:
-            await all_of([self._read(shard, readers[shard], began) for shard in self._left()])
+            await answers_of([self._read(shard, readers[shard], began) for shard in self._left()])
             if not self._left() or ASYNC.now() - began > self._patient.wait_s:
                 return
             await ASYNC.sleep(LOOK_S)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from semel.colour import answers_of
 from semel.messages import CANARY, Backlog
 from semel.ports import Broker
 from semel.relay import KEEP_S
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from semel.stores.sql.outbox_lag import Lag
     from semel.stores.sql.outbox_reading import OutboxReader
 
-__all__ = ["Finding", "Patient", "Thresholds", "Verdict", "all_of", "span"]
+__all__ = ["Finding", "Patient", "Thresholds", "Verdict", "span"]
 
 T = TypeVar("T")
 
@@ -171,17 +172,7 @@ class Patient:
             async with turn:
                 return await self.broker.backlog(topic, shard)
 
-        return await all_of([look(topic, shard) for topic, shard in await self.places()])
-
-
-async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Every answer, or the first error once all are through: none goes on unseen."""
-    answers: list[T] = []
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer
-        answers.append(answer)
-    return answers
+        return await answers_of([look(topic, shard) for topic, shard in await self.places()])
 
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from semel.brokers.rules import TopicError
 from semel.cloudevents import is_clean
-from semel.colour import ASYNC
+from semel.colour import ASYNC, answers_of
 from semel.errors import BrokerUnavailableError, StoreUnavailableError
 from semel.messages import (
     CANARY,
@@ -175,7 +175,7 @@ class Shard:
             if message.topic not in self._cursor.lanes:
                 by_topic.setdefault(message.topic, []).append(message)
         ours = [(topic, some) for topic, some in by_topic.items() if self._is_ours(topic, some[0])]
-        sent = await _all([self._send(topic, some) for topic, some in ours])
+        sent = await answers_of([self._send(topic, some) for topic, some in ours])
         lanes = {one.topic: one.lane for one in sent if one.lane is not None}
         await self._advance(page.upto, sent, lanes)
         return True
@@ -426,16 +426,3 @@ def _stand_in(message: Message, why: str) -> Message:
 def _impossible(message: Message, why: str) -> str:
     told = f"the broker refuses event {message.id} ({message.refused})"
     return f"{told}, and a stand-in without its payload too: {why}"
-
-
-async def _all(sends: Sequence[Coroutine[Any, Any, Sent]]) -> list[Sent]:
-    """What became of each, or the first error: when all are through, so that none is left behind.
-
-    A batch that is still on its way when it is published again could arrive behind later ones.
-    """
-    sent: list[Sent] = []
-    for one in await asyncio.gather(*sends, return_exceptions=True):
-        if isinstance(one, BaseException):
-            raise one
-        sent.append(one)
-    return sent
