@@ -7,10 +7,12 @@ native driver. A store hands out one ledger per colour.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.colour import Colour
+from semel.entries import Answer as AppendAnswer
+from semel.entries import Keep, Page, Position, Snapshot, StateChange
 from semel.messages import (
     Audit,
     Backlog,
@@ -42,6 +44,8 @@ T = TypeVar("T")
 
 # Whatever `async def` makes; a verb may also be a plain function that hands one on.
 Answering: TypeAlias = Coroutine[Any, Any, T]
+
+KEEP = Keep()
 
 
 class Ledger(Protocol):
@@ -361,11 +365,102 @@ class ParkedStore(Protocol):
         ...
 
 
-class Bell(Protocol):
-    """Says "look now". May be lost, may be spurious, carries nothing."""
+# --- logs ---------------------------------------------------------------------------------------
 
-    def ring(self, id: bytes) -> None:
-        """Wake whoever waits for this id."""
+
+class Log(Protocol):
+    """Remembers what has happened, in order, in streams that know nothing of one another.
+
+    Offsets of a stream are 1, 2, 3, and become visible in that order. Every verb is one atomic
+    call that may be repeated. Time is the store's own clock. A store that cannot answer raises
+    `StoreUnavailableError`; it never guesses.
+    """
+
+    def append(
+        self,
+        stream: str,
+        data: bytes | None,
+        *,
+        id: str,
+        fingerprint: bytes | None = None,
+        fences: Mapping[str, int] | None = None,
+        expect: int | None = None,
+        state: StateChange | None = None,
+        reply: bytes = b"",
+        ends: bool = False,
+        keep: Keep = KEEP,
+    ) -> Answering[AppendAnswer]:
+        """Add an entry, change the state, keep the reply and ring the bell: all of it, or nothing.
+
+        The first of these that holds is the answer. The id is known: `Repeated`, or `Mismatch`
+        when the fingerprint is another one (by default, that of `data`). A name in `fences` has a
+        larger number already: `Fenced`. The stream has ended: `Ended`. It does not end at offset
+        `expect`: `VersionConflict`. It holds `keep.full` entries: `Full`. Otherwise `Appended`.
+
+        Without `data` the id and the reply are kept, and there is no entry. `ends`: this is the
+        last entry.
+        """
+        ...
+
+    async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
+        """What follows a position, at most `limit` entries; None is before the first.
+
+        As long as nothing was trimmed, None and `beginning(stream)` are the same. Afterwards None
+        is `lost` like any position that is too old.
+        """
+        ...
+
+    async def load(self, stream: str) -> Snapshot:
+        """The state, and the position it belongs to."""
+        ...
+
+    async def trim(self, stream: str, upto: int) -> int:
+        """Forget the entries up to this offset; how many there were. Readers there are not lost."""
+        ...
+
+    async def heads(self, streams: Sequence[str]) -> Sequence[Position]:
+        """Where each of the streams ends, in their order: cheap, for thousands at a time."""
+        ...
+
+    async def sweep(self, limit: int = 1000) -> int:
+        """Delete what is left of at most `limit` streams that nobody can read. Returns the count.
+
+        Appending does so, too, a few at a time.
+        """
+        ...
+
+
+class Bell(Protocol):
+    """Says "look now". May be lost, may be spurious, carries nothing.
+
+    A log rings for a stream when something was appended to it, in whichever process.
+    """
+
+    async def listen(self, stream: str, wake: Callable[[], None]) -> None:
+        """From when this returns, `wake` is called, on this loop, when the stream's bell rings.
+
+        A bell that was deaf for a while calls it, too. Cannot fail: one that hears nothing now
+        goes on trying.
+        """
+        ...
+
+    async def leave(self, stream: str, wake: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class LogStore(Store, Protocol):
+    """A store that has a log and a bell besides its ledger."""
+
+    def log(self, colour: Colour) -> Log:
+        """The log for this colour; `SettingsError` when the store cannot serve it."""
+        ...
+
+    def bell(self) -> Bell:
+        """A bell for the running event loop, to be closed by whoever asked for it."""
         ...
 
 

@@ -15,9 +15,11 @@ from typing import Any
 from weakref import WeakSet
 
 from semel.colour import Colour, after_fork
-from semel.ports import Clock, StoreLedger
+from semel.ports import Bell, Clock, Log, StoreLedger
 from semel.stores import rules
+from semel.stores.bells import LocalBell, Tower
 from semel.stores.clock import SystemClock
+from semel.stores.memory_log import MemoryLog
 from semel.stores.rules import Operation, Row
 from semel.stores.verbs import Verbs
 from semel.values import Guarantees, Outcome, Record, State
@@ -31,10 +33,19 @@ class MemoryStore:
     """Records in a dictionary. Serves both colours; one process only."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._ledger = _MemoryLedger(clock or SystemClock())
+        clock = clock or SystemClock()
+        self._ledger = _MemoryLedger(clock)
+        self._tower = Tower()
+        self._log = MemoryLog(clock, self._tower)
 
     def ledger(self, colour: Colour) -> StoreLedger:
         return self._ledger
+
+    def log(self, colour: Colour) -> Log:
+        return self._log
+
+    def bell(self) -> Bell:
+        return LocalBell(self._tower)
 
     def close(self) -> None:
         pass
