@@ -102,9 +102,9 @@ def seq_of(entry: Entry) -> int:
 def state_of(snapshot: Snapshot) -> dict[str, Any]:
     """The job as it stands: its furthest stage's last event, and each stage's."""
     stages = {name: json.loads(held.data) for name, held in _by_seq(snapshot.fields)}
-    furthest = next(reversed(stages.values()), {})
+    furthest = list(stages)[-1:]
     return {
-        **furthest,
+        **(stages[furthest[0]] if furthest else {}),
         "stages": stages,
         "life": snapshot.life,
         "position": str(snapshot.position),

@@ -10,6 +10,7 @@ last stage ends the job, and so does `failed`, whose range follows that of the l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from semel.errors import SettingsError
 
@@ -38,7 +39,7 @@ class Stages:
     def __init__(self, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
         ranges = SEQ_RANGES if ranges is None else ranges
         _check(ranges)
-        self._last = next(reversed(ranges))
+        self._last = list(ranges)[-1]
         top = max(last for _, last in ranges.values())
         width = ranges[self._last][1] - ranges[self._last][0]
         self.ranges = {FAILED: (top + 1, top + 1 + width), **ranges}
@@ -66,7 +67,7 @@ def _check(ranges: Mapping[str, tuple[int, int]]) -> None:
         if not 0 <= first <= last <= MOST_SEQ:
             raise SettingsError(f"stage {stage!r} cannot have the numbers {first} to {last}")
     in_order = sorted(ranges.items(), key=lambda item: item[1])
-    for (one, (_, last)), (other, (first, _)) in zip(in_order, in_order[1:], strict=False):
+    for (one, (_, last)), (other, (first, _)) in pairwise(in_order):
         if first <= last:
             raise SettingsError(f"the stages {one!r} and {other!r} share the number {first}")
 
