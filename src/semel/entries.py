@@ -195,13 +195,15 @@ class Page:
 
     `head` is where the log ends. `lost`: the log cannot go on from where the reader is, because
     that was trimmed, is ahead of the log or belongs to another history. Then there are no entries;
-    `load` has the state, and a position to go on from.
+    `load` has the state, and a position to go on from. `floor` is the last position that was
+    trimmed, None where none was: whoever reads behind it gets all that is kept.
     """
 
     entries: Sequence[Entry]
     head: Position
     lost: bool = False
     life: Life = "open"
+    floor: Position | None = None
 
 
 @value

@@ -236,11 +236,12 @@ def opened(
     if row is None or alive == "unknown":
         return Page((), start, lost=after not in (None, start), life="unknown"), None
     if alive == "gone":
-        return Page((), row.head, lost=after != row.head, life=alive), None
+        return Page((), row.head, lost=after != row.head, life=alive, floor=row.head), None
     after = after or start
+    floor = row.floor if row.floor.offset else None
     if not _is_ours(row, after, tag_at):
-        return Page((), row.head, lost=True, life=alive), None
-    return Page((), row.head, life=alive), after.offset
+        return Page((), row.head, lost=True, life=alive, floor=floor), None
+    return Page((), row.head, life=alive, floor=floor), after.offset
 
 
 def _is_ours(row: Row, after: Position, tag_at: Callable[[int], str | None]) -> bool:
