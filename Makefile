@@ -7,7 +7,7 @@
 #   make matrix    the storage contract on every engine that can be had
 #   make torture   kill, freeze and cut for a long time
 #   make bench     measure, beside the libraries that do something alike
-#   make servers   only fetch the servers, and say what was found
+#   make servers   only fetch the servers and a browser, and say what was found
 #   make clean     remove what the above made here
 
 PYTHON ?= python3
@@ -26,7 +26,7 @@ BIN     := $(VENV)/bin
 PIP     := -m pip --disable-pip-version-check --no-input -q
 
 # A server that cannot be had is an error here, not a skipped test.
-REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq
+REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq,chromium
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

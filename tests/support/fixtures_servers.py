@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -23,6 +23,9 @@ from semel.stores.sql.lines import parse, with_driver
 from semel.stores.sql.schema import VERSIONS
 from support import binaries, process, servers
 from support.binaries import Binary
+
+if TYPE_CHECKING:
+    from support.browser import Browser
 
 REQUIRED = "SEMEL_TEST_REQUIRE"
 ENGINES = "SEMEL_TEST_ENGINES"
@@ -174,6 +177,16 @@ def rabbit_server() -> Iterator[servers.RabbitServer]:
     server = _or_skip(servers.start_rabbitmq)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A real Chromium. A test leaves it on a blank page, so that nothing goes on behind it."""
+    from support.browser import start_browser  # half a second, for one test in thousands
+
+    started = _or_skip(start_browser)
+    yield started
+    started.stop()
 
 
 def _chosen(request: pytest.FixtureRequest, kind: str) -> Binary:

@@ -1,4 +1,4 @@
-"""`python -m support.provision [--all]`: get the servers that no wheel carries, without root.
+"""`python -m support.provision [--all]`: get servers and a browser that no wheel carries, rootless.
 
 Debian's own signed packages are downloaded by apt-get and unpacked below ~/.cache/semel-servers.
 Nothing is installed: no service, no system user, no package lock. With `--all`, PostgreSQL comes
@@ -23,6 +23,7 @@ PACKAGES = {
     "mariadb": ["mariadb-server-core", "mariadb-client-core"],
     "rabbitmq": ["rabbitmq-server"],
     "postgres": ["postgresql-15"],
+    "chromium": ["chromium", "chromium-driver"],
 }
 
 BASE = binaries.CACHE / "deb"
@@ -44,7 +45,7 @@ def _wanted(*, everything: bool) -> list[str]:
     """The kinds to fetch: what only a wheel has, or nobody, or an unpacking that was cut short."""
     broken = UNPACKING.exists()
     wanted = []
-    for kind in ("redis", "mariadb", "rabbitmq"):
+    for kind in ("redis", "mariadb", "rabbitmq", "chromium"):
         sources = {binary.source for binary in binaries.candidates(kind)}
         if not sources & ({"env", "path"} if broken else {"env", "path", "deb"}):
             wanted.append(kind)
