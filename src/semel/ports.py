@@ -414,8 +414,12 @@ class Log(Protocol):
         """The state, and the position it belongs to."""
         ...
 
-    async def trim(self, stream: str, upto: int) -> int:
-        """Forget the entries up to this offset; how many there were. Readers there are not lost."""
+    async def trim(self, stream: str, upto: int | Position) -> int:
+        """Forget the entries up to this offset; how many there were. Readers there are not lost.
+
+        A position that is not this log's trims nothing: what stands there now is not what somebody
+        has read before a failover.
+        """
         ...
 
     async def heads(self, streams: Sequence[str]) -> Sequence[Position]:

@@ -1,4 +1,7 @@
-"""Whoever keeps no cursor of its own goes on from the floor: everything that nobody has trimmed."""
+"""Whoever keeps no cursor of its own goes on from the floor: everything that nobody has trimmed.
+
+So what is trimmed must be what was read.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +49,17 @@ async def test_of_a_stream_that_is_gone_the_floor_is_its_end(log):
     assert page.lost
     again = await log.read("s", page.floor)
     assert (again.entries, again.lost, again.life) == ((), False, "gone")
+
+
+async def test_trimming_up_to_a_position_needs_the_history_it_belongs_to(log):
+    await fill(log, 3)
+    read = (await log.read("s")).entries
+    other = MemoryStore().log(ASYNC)  # as after a failover that has lost 2 and 3
+    await other.append("s", b"1", id="1")
+    await other.append("s", b"other", id="other")
+
+    assert await other.trim("s", read[1].position) == 0
+    assert await other.trim("s", read[2].position) == 0
+    assert await other.trim("s", read[0].position) == 1
+    assert await other.trim("s", read[0].position) == 0
+    assert await log.trim("s", read[2].position) == 3

@@ -201,8 +201,11 @@ def is_over(row: Row, now_us: int) -> bool:
 
 
 def is_forgotten(mark: Mark, row: Row, now_us: int) -> bool:
-    """An id lives as long as its entry, and at least for its time."""
-    return mark.until_us <= now_us and mark.position.offset <= row.floor.offset and not row.ended
+    """An id lives as long as its entry, and at least for its time.
+
+    Once true it stays so, whether or not a store has deleted the mark by then.
+    """
+    return mark.until_us <= now_us and mark.position.offset <= row.floor.offset
 
 
 def life(row: Row | None, now_us: int) -> Life:
@@ -239,12 +242,12 @@ def opened(
         return Page((), row.head, lost=after != row.head, life=alive, floor=row.head), None
     after = after or start
     floor = row.floor if row.floor.offset else None
-    if not _is_ours(row, after, tag_at):
+    if not is_ours(row, after, tag_at):
         return Page((), row.head, lost=True, life=alive, floor=floor), None
     return Page((), row.head, life=alive, floor=floor), after.offset
 
 
-def _is_ours(row: Row, after: Position, tag_at: Callable[[int], str | None]) -> bool:
+def is_ours(row: Row, after: Position, tag_at: Callable[[int], str | None]) -> bool:
     """Does the log have the reader's own last entry, and everything behind it?"""
     if not row.floor.offset <= after.offset <= row.head.offset:
         return False

@@ -62,7 +62,11 @@ class _Stream:
             self.trim(change.trim_to)
         self._forget(now_us)
 
-    def trim(self, upto: int) -> int:
+    def trim(self, upto: int | Position) -> int:
+        if isinstance(upto, Position):
+            if not rules.is_ours(self.row, upto, self.tag_at):
+                return 0
+            upto = upto.offset
         count = min(upto, self.row.head.offset) - self.row.floor.offset
         for _ in range(count):
             self.row = replace(self.row, floor=self.entries.popleft().position)
@@ -129,7 +133,7 @@ class MemoryLog(LogVerbs):
                 found.let_go()
             return Snapshot(found.row.head, alive, found.state, dict(found.fields))
 
-    async def trim(self, stream: str, upto: int) -> int:
+    async def trim(self, stream: str, upto: int | Position) -> int:
         with self._lock:
             found = self._streams.get(stream)
             alive = rules.life(None if found is None else found.row, self._clock.now_us())
