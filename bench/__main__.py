@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -20,15 +21,18 @@ QUICK = Effort(rounds=3, block_s=0.02)
 USUAL = Effort(rounds=15, block_s=0.06)
 FULL = Effort(rounds=41, block_s=0.1)
 
-VOLUME, HTTP, OUTBOX = "volume", "http", "outbox"
+VOLUME, HTTP, OUTBOX, REALTIME = "volume", "http", "outbox", "realtime"
 
 
 def main() -> int:
-    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP, OUTBOX]
+    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP, OUTBOX, REALTIME]
     wishes = _parsed(names)
     chosen = wishes.scenarios or names
-    if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], [HTTP], [OUTBOX])):
-        raise SystemExit("--write-docs needs every scenario, or http or outbox, and not --quick")
+    alone = ([HTTP], [OUTBOX], [REALTIME])
+    if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], *alone)):
+        raise SystemExit(
+            "--write-docs needs every scenario, or http, outbox or realtime, and not --quick"
+        )
     if HTTP in chosen:
         http_load.wrk()  # missing, it is better missed now than after ten minutes
     report = Report(_facts())
@@ -42,6 +46,8 @@ def main() -> int:
             report.add_http(places, wishes)
         if OUTBOX in chosen:
             report.add_outbox(places, wishes)
+        if REALTIME in chosen:
+            report.add_realtime(places, wishes)
     report.close(wishes)
     return 0
 
@@ -99,7 +105,8 @@ class Report:
         self._facts = facts
         self._guards = Part(table.write_docs)
         self._http = Part(http_table.write_docs)
-        self._outbox = Part(_write_outbox)
+        self._outbox = Part(functools.partial(table.write_docs, of=OUTBOX))
+        self._realtime = Part(functools.partial(table.write_docs, of=REALTIME))
         self._plain: list[Any] = []
         self._disturbed: list[str] = []
         self._start = time.monotonic()
@@ -148,6 +155,20 @@ class Report:
         self._outbox.verdicts += found.verdicts
         self._plain.append(found.plain)
 
+    def add_realtime(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
+        from bench import realtime_bench
+
+        others = machine.Others()
+        for found in realtime_bench.run(places, realtime_bench.EFFORTS[_size(wishes)]):
+            self._realtime.say(found.text)
+            self._realtime.verdicts += found.verdicts
+            self._plain.append(found.plain)
+        self._note(self._realtime, "Realtime", others)
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return self._guards, self._http, self._outbox, self._realtime
+
     def _note(self, part: Part, title: str, others: machine.Others) -> None:
         cores = others.cores()
         if cores is None:
@@ -157,7 +178,7 @@ class Report:
             self._disturbed.append(title)
 
     def close(self, wishes: argparse.Namespace) -> None:
-        for part in (self._guards, self._http, self._outbox):
+        for part in self._parts:
             if part.verdicts:
                 part.say(table.summary(part.verdicts))
         if wishes.json:
@@ -172,13 +193,9 @@ class Report:
                 f"{DOCS.name} was left as it is: other processes used more than "
                 f"{machine.QUIET_CORES} cores during {'; '.join(self._disturbed)}"
             )
-        for part in (self._guards, self._http, self._outbox):
+        for part in self._parts:
             if part.text:
                 part.write(DOCS, "\n\n".join([self._facts, *part.text]))
-
-
-def _write_outbox(path: Path, text: str) -> None:
-    table.write_docs(path, text, "outbox")
 
 
 def _size(wishes: argparse.Namespace) -> str:

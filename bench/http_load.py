@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.machine import ROOT
+from bench.machine import ROOT, cpu_s
 from support import binaries, provision
 from support.binaries import Binary
 
@@ -107,7 +107,7 @@ def key(stamp: str, number: int) -> str:
 def run(port: int, pid: int, phase: Phase, *, connections: int, seconds: int, stamp: str) -> Block:
     """Ask as fast as it answers, over so many connections."""
     binary = wrk()
-    before = _cpu_s(pid)
+    before = cpu_s(pid)
     done = subprocess.run(
         [
             binary.path,
@@ -120,7 +120,7 @@ def run(port: int, pid: int, phase: Phase, *, connections: int, seconds: int, st
         text=True,
         check=False,
     )
-    after = _cpu_s(pid)
+    after = cpu_s(pid)
     spent = after - before if after is not None and before is not None else None
     return _read(done.stdout + done.stderr, spent)
 
@@ -134,14 +134,3 @@ def _read(said: str, cpu_s: float | None) -> Block:
         raise FailedError(f"wrk counted {line[1]}")
     us = 1e-6
     return Block(found["requests"], found["us"] * us, found["p50"] * us, found["p99"] * us, cpu_s)
-
-
-def _cpu_s(pid: int) -> float | None:
-    """Seconds that the threads of a process have spent on a processor; None without /proc."""
-    spent = 0
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            spent += int((task / "schedstat").read_text().split()[0])
-    except (OSError, IndexError):
-        return None
-    return spent / 1e9

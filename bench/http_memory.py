@@ -7,7 +7,6 @@ in flight would take none.
 from __future__ import annotations
 
 import contextlib
-import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from bench import http_load, http_server
 from bench.http_bench import DOORS, shown
 from bench.http_load import FailedError
 from bench.http_server import PATIENCE_S, AppServer
+from bench.machine import resident
 from support.process import HOST, wait_until
 
 CROWD = 200
@@ -61,9 +61,9 @@ def _crowded(door: str, store: str) -> float:
     try:
         server.record(http_load.new_stamp())
         server.count()
-        before = _resident(server.pid)
+        before = resident(server.pid)
         with _held(server):
-            return (_resident(server.pid) - before) / CROWD
+            return (resident(server.pid) - before) / CROWD
     finally:
         server.stop()
 
@@ -84,9 +84,3 @@ def _held(server: AppServer) -> Iterator[None]:
     finally:
         for connection in connections:
             connection.close()
-
-
-def _resident(pid: int) -> int:
-    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024

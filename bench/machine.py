@@ -14,6 +14,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -182,6 +183,24 @@ def _spent(pid: int) -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
     return 0
+
+
+def cpu_s(pid: int) -> float | None:
+    """Seconds that the threads of a process have spent on a processor; None without /proc."""
+    spent = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            spent += int((task / "schedstat").read_text().split()[0])
+    except (OSError, IndexError):
+        return None
+    return spent / 1e9
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; only with /proc."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def facts() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 from bench import outbox_producers, outbox_relays, outbox_sizes, outbox_way, outbox_workers
 from bench.machine import Machine
 from bench.outbox_relays import Entrant, Open
-from bench.table import NOTHING, Verdict, rendered
+from bench.table import NOTHING, Found, rendered
 
 # What is to be reached.
 RELAYED, TIMES_PEER = 25_000, 8
@@ -68,28 +68,8 @@ def ratio(of: Rates, to: Rates) -> float | None:
     return statistics.median(both) if both else None
 
 
-@dataclass
-class Found:
-    """Tables, and what they say about the targets."""
-
-    tables: list[str] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    plain: dict[str, Any] = field(default_factory=lambda: {"scenario": "outbox"})
-
-    @property
-    def text(self) -> str:
-        return "\n\n".join(self.tables)
-
-    def judge(self, what: str, target: str, figure: float | None, reached: bool, unit: str) -> None:
-        if figure is None:
-            self.verdicts.append(Verdict(what, target, "not measured"))
-            return
-        word = "reached" if reached else "not reached"
-        self.verdicts.append(Verdict(what, target, f"{word} ({figure:,.4g}{unit})"))
-
-
 def run(machine: Machine, effort: Effort) -> Found:
-    found = Found()
+    found = Found("outbox")
     _relays(found, machine, effort)
     _way(found, machine, effort)
     _producers(found, machine, effort)
@@ -175,7 +155,7 @@ def _relays(found: Found, machine: Machine, effort: Effort) -> None:
     peers = [r for r in others if r.entrant.role == "peer"]
     title = "Relay, PostgreSQL to Redis Streams, 200 B"
     found.tables.append(rates_table(title, rates, floor, peers))
-    found.plain["relays"] = _plain(rates)
+    found.figures["relays"] = _plain(rates)
     rate = ours.median
     found.judge(title, "≥ 25,000 events/s", rate, (rate or 0) >= RELAYED, "/s")
     best = max((p for p in peers if p.median), key=lambda p: p.median or 0, default=None)
@@ -194,7 +174,7 @@ def _way(found: Found, machine: Machine, effort: Effort) -> None:
         ("**semel**", f"{p50:.1f}", f"{p99:.1f}", f"{max(times) * 1e3:.1f}", f"{len(times):,}")
     )
     found.tables.append(f"### {title}\n\n{rendered(rows)}")
-    found.plain["way_s"] = times
+    found.figures["way_s"] = times
     found.judge(title, "p50 ≤ 10 ms", p50, p50 <= P50_MS, " ms")
     found.judge(title, "p99 ≤ 50 ms", p99, p99 <= P99_MS, " ms")
 
@@ -224,7 +204,7 @@ def _producers(found: Found, machine: Machine, effort: Effort) -> None:
         ):
             rows.append((name, f"{statistics.median(rates[kind]):,.0f}", f"{kept[kind]:.2f}"))
         found.tables.append(f"### {title}\n\n{rendered(rows)}")
-        found.plain[f"producers durable={durable}"] = rates
+        found.figures[f"producers durable={durable}"] = rates
         if durable:
             found.judge(title, "≥ 0.8 × bare", kept["event"], kept["event"] >= KEPT_RATE, " ×")
 
@@ -235,7 +215,7 @@ def _workers(found: Found, machine: Machine, effort: Effort) -> None:
     floor, *_ = rates
     peers = [r for r in rates if r.entrant.role == "peer"]
     found.tables.append(rates_table("Workers on a Redis stream", rates, floor, peers))
-    found.plain["workers"] = _plain(rates)
+    found.figures["workers"] = _plain(rates)
     for ours in [r for r in rates if "inbox, a row" in r.entrant.name]:
         title = f"Worker, batches of 100: {ours.entrant.name.removeprefix('semel, inbox, ')}"
         rate, times = ours.median, ratio(ours, peers[0])
@@ -264,7 +244,7 @@ def _sizes(found: Found, machine: Machine, effort: Effort) -> None:
         for look in looks
     ]
     found.tables.append(f"### {title}\n\n{rendered(rows)}")
-    found.plain["sizes"] = [vars(look) for look in looks]
+    found.figures["sizes"] = [vars(look) for look in looks]
     half = looks[len(looks) // 2]
     grown = looks[-1].table_mib / max(half.table_mib, 0.1)
     found.judge(title, "the second half adds ≤ 25 % to the table", grown, grown <= GROWN, " ×")

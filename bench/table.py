@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,31 @@ class Verdict:
     what: str
     target: str
     outcome: str
+
+
+@dataclass
+class Found:
+    """What a scenario found: tables, and what they say about the targets."""
+
+    scenario: str
+    tables: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(self.tables)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {"scenario": self.scenario, **self.figures}
+
+    def judge(self, what: str, target: str, figure: float | None, reached: bool, unit: str) -> None:
+        if figure is None:
+            self.verdicts.append(Verdict(what, target, "not measured"))
+            return
+        word = "reached" if reached else "not reached"
+        self.verdicts.append(Verdict(what, target, f"{word} ({figure:,.4g}{unit})"))
 
 
 def rendered(rows: Sequence[Sequence[str]]) -> str:
