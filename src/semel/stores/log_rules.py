@@ -216,6 +216,11 @@ def life(row: Row | None, now_us: int) -> Life:
     return "ended" if row.ended else "open"
 
 
+def rings(change: Change) -> bool:
+    """Is there something for readers: an entry, or that no more will come?"""
+    return change.entry is not None or change.row.ended
+
+
 def micros(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
@@ -236,11 +241,11 @@ def opened(
     """
     alive = life(row, now_us)
     start = beginning(stream)
+    after = after or start
     if row is None or alive == "unknown":
-        return Page((), start, lost=after not in (None, start), life="unknown"), None
+        return Page((), start, lost=after != start, life="unknown"), None
     if alive == "gone":
         return Page((), row.head, lost=after != row.head, life=alive, floor=row.head), None
-    after = after or start
     floor = row.floor if row.floor.offset else None
     if not is_ours(row, after, tag_at):
         return Page((), row.head, lost=True, life=alive, floor=floor), None

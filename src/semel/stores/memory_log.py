@@ -107,7 +107,7 @@ class MemoryLog(LogVerbs):
                     self._sweep(now_us, rules.SWEEPS_PER_STREAM)
                     stream = self._streams[op.stream] = _Stream(change.row)
                 stream.write(op, change, now_us)
-        if change is not None and change.entry is not None:
+        if change is not None and rules.rings(change):
             self._tower.ring(op.stream)
         return answer
 

@@ -19,25 +19,16 @@ mode, and hypothesis.
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-try:
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import strategies as st
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        "the contract needs hypothesis: pip install hypothesis", name="hypothesis"
-    ) from missing
-
-from semel.colour import ASYNC, SYNC, Colour, run
+from semel.colour import Colour, run
 from semel.keys import make_key, new_attempt
-from semel.ports import Store, StoreLedger
+from semel.ports import Store
+from semel.testing.driven import Driven, InBothColours, at_once, play_histories
 from semel.testing.history import (
     FP,
     HOLD,
@@ -69,36 +60,15 @@ VALUE = Outcome("value", b'{"paid":true}')
 OTHER = Outcome("value", b'"other"')
 
 
-class Driven:
-    """A sync ledger as the contract's `async def` tests see it: each verb runs to its end."""
-
-    def __init__(self, ledger: StoreLedger) -> None:
-        self._ledger = ledger
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._ledger, name)
-
-        async def driven(*args: Any, **kwargs: Any) -> Any:
-            return run(verb(*args, **kwargs))
-
-        return driven
-
-
 def ledger_of(store: Store, colour: Colour) -> Any:
     ledger = store.ledger(colour)
     return Driven(ledger) if colour.name == "sync" else ledger
 
 
-class LedgerContract:
+class LedgerContract(InBothColours):
     """Every promise of the `Ledger` and `Inspect` ports, one test each."""
 
-    colours: ClassVar[tuple[str, ...]] = ("sync", "async")
     examples: ClassVar[int] = 40
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "colour" in metafunc.fixturenames:
-            chosen = [c for c in (SYNC, ASYNC) if c.name in self.colours]
-            metafunc.parametrize("colour", chosen, ids=[c.name for c in chosen])
 
     async def age(self, store: Any, seconds: float) -> None:
         """Make every record of the store this much older."""
@@ -477,10 +447,7 @@ class LedgerContract:
     async def test_many_claims_at_once_have_one_winner(
         self, store: Any, ledger: Any, colour: Colour
     ) -> None:
-        if colour.name == "async":
-            answers = await asyncio.gather(*(self.ask(ledger, self.key()) for _ in range(32)))
-        else:
-            answers = _in_threads(lambda: run(self.ask(ledger, self.key())), 32)
+        answers = await at_once(colour, [lambda: self.ask(ledger, self.key())] * 32)
         assert [type(a).__name__ for a in answers].count("Won") == 1
         assert [type(a).__name__ for a in answers].count("Busy") == 31
 
@@ -646,49 +613,12 @@ class LedgerContract:
         self, store: Any, ledger: Any, colour: Colour
     ) -> None:
         """Random histories, step by step against `Model`; a failure shrinks to its shortest."""
-        loop = asyncio.get_running_loop()
         serial = iter(range(10**9))
 
-        async def play(moves: list[Move]) -> None:
+        async def play(moves: Sequence[Move]) -> None:
             model = Model()
             prefix = f"h{next(serial)}-"
             for move in moves:
                 await make(self, store, ledger, model, prefix, move)
 
-        def sync_play(moves: list[Move]) -> None:
-            asyncio.run_coroutine_threadsafe(play(moves), loop).result()
-
-        check = settings(
-            max_examples=self.examples,
-            deadline=None,
-            database=None,
-            suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-        )(given(st.lists(moves(), max_size=25))(sync_play))
-        await asyncio.to_thread(check)
-
-
-def _in_threads(work: Callable[[], Any], count: int) -> list[Any]:
-    barrier = threading.Barrier(count)
-    answers: list[Any] = []
-    errors: list[BaseException] = []
-
-    def one() -> None:
-        barrier.wait()
-        try:
-            answers.append(work())
-        except BaseException as error:  # noqa: BLE001 - carried to the caller
-            errors.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(count)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # or a gap of two lines would almost never be hit
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    if errors:
-        raise errors[0]
-    return answers
+        await play_histories(moves(), play, examples=self.examples, most=25)

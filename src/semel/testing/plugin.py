@@ -60,6 +60,8 @@ CONTRACTS = {
     "semel.testing.contracts": "LedgerContract",
     "semel.testing.brokers": "BrokerContract",
     "semel.testing.inboxes": "InboxContract",
+    "semel.testing.logs": "LogContract",
+    "semel.testing.bells": "BellContract",
 }
 
 

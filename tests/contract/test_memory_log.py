@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from semel.stores.memory import MemoryStore
+from semel.testing.bells import BellContract
+from semel.testing.clock import FakeClock
+from semel.testing.logs import LogContract
+
+
+class TestMemoryLog(LogContract):
+    examples = 60
+
+    @pytest.fixture
+    def clock(self):
+        return FakeClock()
+
+    @pytest.fixture
+    async def store(self, clock):
+        store = MemoryStore(clock=clock)
+        yield store
+        await store.aclose()
+
+    async def age(self, store, seconds):
+        store._log._clock.advance(seconds)
+
+    async def streams_left(self, store):
+        return len(store._log._streams)
+
+
+class TestMemoryBell(BellContract):
+    @pytest.fixture
+    async def store(self):
+        store = MemoryStore()
+        yield store
+        await store.aclose()
