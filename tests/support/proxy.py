@@ -19,7 +19,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from support.process import HOST
 
@@ -35,12 +35,14 @@ class Mode(enum.Enum):
     REFUSE = "refuse"
 
 
-class Fate(enum.Enum):
-    """What happens to one chunk."""
+class Fate(NamedTuple):
+    """What happens to one chunk: so much of it is delivered, and perhaps the connection is cut."""
 
-    DELIVER = "deliver"
-    DISCARD = "discard"
-    CUT = "cut"
+    delivered: bytes
+    is_cut: bool = False
+
+
+CUT = Fate(b"", is_cut=True)
 
 
 class Proxy:
@@ -53,6 +55,7 @@ class Proxy:
         self._mode = Mode.PASS
         self._request_trap: Trap | None = None
         self._reply_trap: Trap | None = None
+        self._bytes_left: int | None = None
         self._links: set[Link] = set()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -66,7 +69,7 @@ class Proxy:
     def pass_through(self) -> None:
         """Behave: deliver everything, listen again, forget every trap."""
         with self._changed:
-            self._request_trap = self._reply_trap = None
+            self._request_trap = self._reply_trap = self._bytes_left = None
         if self._mode is Mode.REFUSE:
             self._listener = self._listen(self.port)
         self._switch(Mode.PASS)
@@ -111,6 +114,11 @@ class Proxy:
     def cut_after_replies(self, count: int) -> None:
         """Deliver this many more replies, then, once, cut instead of delivering the next."""
         self._reply_trap = Trap(b"", skip=count)
+
+    def cut_after_bytes(self, count: int) -> None:
+        """Deliver this many more bytes of replies, then, once, cut: anywhere within a reply."""
+        with self._changed:
+            self._bytes_left = count
 
     def close(self) -> None:
         """End every connection and every thread."""
@@ -185,10 +193,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while chunk := source.recv(CHUNK):
                 fate = judge(link, chunk)
-                if fate is Fate.CUT:
+                sink.sendall(fate.delivered)
+                if fate.is_cut:
                     break
-                if fate is Fate.DELIVER:
-                    sink.sendall(chunk)
         link.cut()
         if link.finished_one_way():
             with self._changed:
@@ -198,13 +205,13 @@ class Proxy:
         with self._changed:
             self._thaw(link)
             if (trap := self._request_trap) is None or not trap.sprung_by(chunk):
-                return Fate.DELIVER
+                return Fate(chunk)
             self._request_trap = None
             if trap.deliver:
                 link.doomed = True
-                return Fate.DELIVER
+                return Fate(chunk)
             self.cuts += 1
-            return Fate.CUT
+            return CUT
 
     def _judge_reply(self, link: Link, chunk: bytes) -> Fate:
         with self._changed:
@@ -214,8 +221,19 @@ class Proxy:
                 if not link.doomed:
                     self._reply_trap = None
                 self.cuts += 1
-                return Fate.CUT
-            return Fate.DISCARD if self._mode is Mode.DROP_REPLIES else Fate.DELIVER
+                return CUT
+            if self._mode is Mode.DROP_REPLIES:
+                return Fate(b"")
+            return self._count(chunk)
+
+    def _count(self, chunk: bytes) -> Fate:
+        left = self._bytes_left
+        if left is None or left > len(chunk):
+            self._bytes_left = None if left is None else left - len(chunk)
+            return Fate(chunk)
+        self._bytes_left = None
+        self.cuts += 1
+        return Fate(chunk[:left], is_cut=True)
 
     def _thaw(self, link: Link) -> None:
         """Wait, holding `_changed`, while frozen."""

@@ -150,6 +150,16 @@ def test_a_cut_after_two_replies(proxy, connect, echo):
     assert echo.heard == [b"a", b"b", b"c"]
 
 
+def test_a_cut_within_a_reply(proxy, connect, echo):
+    proxy.cut_after_bytes(len(b"A\nSEC"))
+    client = connect()
+    assert [client.ask(b"a"), client.ask(b"second")] == [b"A", b"SEC"]
+    assert client.hear() == b""
+    assert echo.heard == [b"a", b"second"]
+    assert proxy.cuts == 1
+    assert connect().ask(b"third") == b"THIRD"
+
+
 def test_closing_ends_connections_threads_and_the_port(echo):
     before = threading.active_count()
     proxy = Proxy(echo.server_address[1])
