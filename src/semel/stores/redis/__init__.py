@@ -13,11 +13,12 @@ been done.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from semel.colour import Colour
 from semel.errors import SettingsError
-from semel.ports import StoreLedger
+from semel.ports import Log, StoreLedger
 
 try:
     import hiredis as _hiredis  # noqa: F401 - so that its absence is told here, once
@@ -29,10 +30,13 @@ except ImportError as error:
     ) from error
 
 from semel.stores.redis.ledger import RedisLedger
+from semel.stores.redis.log import RedisLog
 from semel.stores.redis.scripts import Names
 from semel.stores.redis.way import way_to
 
 __all__ = ["RedisStore"]
+
+T = TypeVar("T")
 
 # What a namespace may be made of: nothing that has a meaning in a Redis key pattern or hash tag.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -62,16 +66,23 @@ class RedisStore:
             name: RedisLedger(line, self._names, way.shown, spare=way.can_fail_over)
             for name, line in way.lines.items()
         }
+        self._logs = {name: RedisLog(line, namespace) for name, line in way.lines.items()}
 
     def ledger(self, colour: Colour) -> StoreLedger:
-        if colour.name not in self._ledgers:
+        return self._served(self._ledgers, colour.name)
+
+    def log(self, colour: Colour) -> Log:
+        return self._served(self._logs, colour.name)
+
+    def _served(self, by_colour: Mapping[str, T], colour: str) -> T:
+        if colour not in by_colour:
             raise SettingsError(
-                f"this RedisStore was given a client for {next(iter(self._ledgers))} code and "
-                f"{colour.name} code asks for it: give it a URL, "
+                f"this RedisStore was given a client for {next(iter(by_colour))} code and "
+                f"{colour} code asks for it: give it a URL, "
                 "RedisStore('redis://localhost:6379/0'), which serves both, or a "
-                f"{'redis.Redis' if colour.name == 'sync' else 'redis.asyncio.Redis'} client"
+                f"{'redis.Redis' if colour == 'sync' else 'redis.asyncio.Redis'} client"
             )
-        return self._ledgers[colour.name]
+        return by_colour[colour]
 
     def close(self) -> None:
         self._way.close()

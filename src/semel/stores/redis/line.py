@@ -40,6 +40,8 @@ RAW: dict[str, Any] = {NEVER_DECODE: True}
 class Line(Protocol):
     """A way to one Redis, whatever it is made of."""
 
+    is_cluster: bool
+
     def call(self, call: Call) -> Awaitable[Any]:
         """The script's reply."""
         ...
@@ -62,6 +64,8 @@ class Line(Protocol):
 
 class SyncLine:
     """Over a `redis.Redis`: any thread, any process after a fork."""
+
+    is_cluster = False
 
     def __init__(self, client: Callable[[], Any]) -> None:
         self._client = client
@@ -142,6 +146,8 @@ class SyncClusterLine(SyncLine):
     cluster client when the slot has moved or the server is gone.
     """
 
+    is_cluster = True
+
     async def servers(self) -> list[Any]:
         client = self._client()
         return [client.get_redis_connection(node) for node in client.get_primaries()]
@@ -165,6 +171,8 @@ class SyncClusterLine(SyncLine):
 
 class AsyncLine:
     """Over a `redis.asyncio.Redis`, on one event loop."""
+
+    is_cluster = False
 
     def __init__(self, client: Any, timeout_s: float) -> None:
         self._client = client
@@ -231,6 +239,8 @@ class AsyncClusterLine:
     """Over a `redis.asyncio.RedisCluster`: a wire to each server, and calls one by one through
     redis-py's own cluster client when their slot has moved or the server is gone.
     """
+
+    is_cluster = True
 
     def __init__(self, client: Any, timeout_s: float) -> None:
         self._client = client

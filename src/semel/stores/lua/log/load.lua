@@ -1,0 +1,8 @@
+-- The row, and the state.
+--
+-- KEYS: meta, state
+-- Answers: nothing when there is no such stream; {now, {o, t, p, q, e, g, u}, fields of the state}
+
+local row = call('HMGET', KEYS[1], 'o', 't', 'p', 'q', 'e', 'g', 'u')
+if not row[1] then return false end
+return {text(clock()), row, call('HGETALL', KEYS[2])}

@@ -1,0 +1,42 @@
+-- What a log keeps of a stream, and what every script begins with: this file goes in front.
+--
+-- KEYS, all in one slot of a cluster:
+--   meta   a hash, with the stream's row:
+--            o t   offset and tag of the head          p q   of the last entry that was trimmed
+--            e     present when it has ended           g u   when entries and state go, when all does
+--          of each fence f<name>, its number; and of each id i<id>, what became of it: mark, offset,
+--          tag, until when it is remembered, reply, with spaces between them
+--   log    the entries, a Redis stream. An entry's id is <offset>-0, and its fields are t tag, i id,
+--          a when it came, d data. Whoever appends rings on the channel of the same name
+--   state  a hash: s the state; of each field r<name> rank, d<name> data
+--   ids    a list, the oldest first: until when an id is remembered, and the id
+-- Times are microseconds since 1970 by this server's clock. What is absent of the row is zero, the
+-- beginning, or never. Redis drops log and state at g, meta and ids at u, or a little later: the row
+-- says what is over. A log without its meta is what somebody else has left, and goes.
+--
+-- Every check comes before the first write, and the first write is one that Redis refuses when
+-- memory is short, so a refusal changes nothing. Every script may be repeated.
+-- The rules are those of semel.stores.log_rules. Covered by tests/contract/test_redis_log.py.
+
+local call = redis.call
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function clock()
+  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- Has this time of a row come? It is absent, or empty, when it never does.
+local function come(time, now)
+  time = tonumber(time or '')
+  return time and time <= now
+end
+
+local function tag_at(log, offset)
+  local id = text(offset) .. '-0'
+  local entry = call('XRANGE', log, id, id)[1]
+  return entry and entry[2][2] or ''
+end

@@ -1,0 +1,81 @@
+"""The log on Redis: every verb is one script, one round trip."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from semel.entries import Answer, Appended, Page, Position, Snapshot
+from semel.stores.log_rules import Append, LogVerbs
+from semel.stores.redis import log_words as words
+from semel.stores.redis.line import Line
+from semel.stores.redis.log_words import Place, place_of
+from semel.stores.redis.scripts import SENSELESS, Call
+
+log = logging.getLogger("semel")
+
+T = TypeVar("T")
+
+
+class RedisLog(LogVerbs):
+    """One colour's log. `line` gives the way to Redis for whoever calls."""
+
+    def __init__(self, line: Callable[[], Line], namespace: str) -> None:
+        self._line = line
+        self._namespace = namespace
+        self._has_warned = False
+
+    async def perform(self, op: Append) -> Answer:
+        place = place_of(self._namespace, op.stream)
+        line = self._line()
+        ring = b"SPUBLISH" if line.is_cluster else b"PUBLISH"
+        reply = await line.call(words.appending(place, op, ring))
+        try:
+            answer = words.answered(op, reply)
+        except SENSELESS as error:
+            raise words.corrupt(place, reply) from error
+        if type(answer) is Appended and not self._has_warned and words.is_silent(reply):
+            self._warn(reply[-1])
+        return answer
+
+    def _warn(self, why: bytes) -> None:
+        """The entry is there, and readers find it: later than they should."""
+        self._has_warned = True
+        log.warning(
+            "semel: Redis does not let this user ring, so readers are late: %s. Let it publish: "
+            "ACL SETUSER <name> &semel:* +publish +spublish",
+            why.decode("utf-8", "replace"),
+        )
+
+    async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
+        place = place_of(self._namespace, stream)
+        call = words.reading(place, after, limit)
+        return await self._told(place, call, lambda said: words.page_of(place, after, limit, said))
+
+    async def load(self, stream: str) -> Snapshot:
+        place = place_of(self._namespace, stream)
+        call = words.loading(place)
+        return await self._told(place, call, lambda said: words.snapshot_of(place, said))
+
+    async def trim(self, stream: str, upto: int | Position) -> int:
+        place = place_of(self._namespace, stream)
+        return await self._told(place, words.trimming(place, upto), int)
+
+    async def _told(self, place: Place, call: Call, understand: Callable[[Any], T]) -> T:
+        reply = await self._line().call(call)
+        try:
+            return understand(reply)
+        except SENSELESS as error:
+            raise words.corrupt(place, reply) from error
+
+    async def heads(self, streams: Sequence[str]) -> Sequence[Position]:
+        line = self._line()
+        places = [place_of(self._namespace, stream) for stream in streams]
+        calls, asked = words.asking_heads(places, is_cluster=line.is_cluster)
+        told = words.heads_of(asked, await line.calls(calls))
+        return [told[stream] for stream in streams]
+
+    async def sweep(self, limit: int = 1000) -> int:
+        """Nothing to do: Redis drops streams by itself when their time is over."""
+        return 0

@@ -1,0 +1,303 @@
+"""What a log says to Redis and what it says back: one script per verb, pure.
+
+Everything about a stream lies in one slot of a cluster, under keys that begin with
+`semel:<namespace>:{<stream>}:`. The scripts state the rules of `semel.stores.log_rules` next to the
+data (`stores/lua/log`; what lies where is written down in `stream.lua`); what a page or a snapshot
+is, the rules themselves decide from the row that comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+import hiredis
+from redis.crc import key_slot
+
+from semel.entries import (
+    Answer,
+    Appended,
+    Ended,
+    Entry,
+    Fenced,
+    Field,
+    FieldValue,
+    Full,
+    Keep,
+    Mismatch,
+    Page,
+    Position,
+    Repeated,
+    Replace,
+    Snapshot,
+    StateChange,
+    VersionConflict,
+    beginning,
+)
+from semel.errors import CorruptRecordError
+from semel.stores import log_rules as rules
+from semel.stores.log_rules import MOST_NUMBER, Append, Row, micros
+from semel.stores.redis.scripts import FOR_EVER_US, Call, Script
+
+_LUA = files("semel.stores") / "lua" / "log"
+
+
+def _script(verb: str) -> Script:
+    return Script("stream", verb, folder=_LUA)
+
+
+APPEND = _script("append")
+READ = _script("read")
+LOAD = _script("load")
+TRIM = _script("trim")
+HEADS = _script("heads")
+
+# A script runs while every other caller waits: so many streams take it half a millisecond.
+HEADS_AT_ONCE = 500
+
+
+# --- where it lies ------------------------------------------------------------------------------
+
+
+class Place:
+    """Where one stream lies, with what is said in every append to it."""
+
+    __slots__ = ("log", "meta", "packed", "start", "state", "stream")
+
+    def __init__(self, namespace: str, stream: str) -> None:
+        before = f"semel:{namespace}:{{{quote(stream, safe=':/')}}}:".encode()
+        self.stream = stream
+        self.start = beginning(stream)
+        self.meta, self.log, self.state = before + b"meta", before + b"log", before + b"state"
+        keys = (self.meta, self.log, self.state, before + b"ids")
+        self.packed = b"".join(map(_word, (b"4", *keys, self.start.tag.encode())))
+
+    @property
+    def channel(self) -> bytes:
+        """What is published here rings. A channel with a name of its own would be one more key of
+        the append, and one that is nowhere: a cluster that moves the slot would refuse to serve it.
+        """
+        return self.log
+
+
+@lru_cache(maxsize=8192)
+def place_of(namespace: str, stream: str) -> Place:
+    return Place(namespace, stream)
+
+
+def _word(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+def _call(script: Script, keys: Sequence[bytes], *args: Any) -> Call:
+    words: Any = (b"EVALSHA", script.sha, len(keys), *keys, *args)
+    return Call(script, keys[0], hiredis.pack_command(words))
+
+
+# --- appending ----------------------------------------------------------------------------------
+
+# What stays the same from call to call is packed once: the keys, and how long a stream is kept.
+_APPENDING = (
+    b"*%d\r\n" + APPEND.by_hash + b"%b%b$40\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
+)
+_WORDS = 22
+_ENTRY = b"$1\r\n1\r\n$%d\r\n%b\r\n"
+_NO_ENTRY = b"$1\r\n0\r\n$0\r\n\r\n"
+_NO_FENCES = b"$1\r\n0\r\n"
+
+
+def appending(place: Place, op: Append, ring: bytes) -> Call:
+    id, data, reply = op.id.encode(), op.data, op.reply
+    expect = b"" if op.expect is None else b"%d" % op.expect
+    entry = _NO_ENTRY if data is None else _ENTRY % (len(data), data)
+    count, rest = _rest(op.fences, op.state) if op.fences or op.state else (0, _NO_FENCES)
+    packed = _APPENDING % (
+        _WORDS + count, place.packed, _packed_keep(op.keep, op.ends, ring),
+        op.mark.encode(), len(id), id, entry, len(expect), expect, len(reply), reply, rest,
+    )  # fmt: skip
+    return Call(APPEND, place.meta, packed)
+
+
+def _rest(fences: Mapping[str, int], state: StateChange | None) -> tuple[int, bytes]:
+    """How many words more, and all from the number of fences on."""
+    words: list[bytes] = []
+    for name, number in fences.items():
+        words += (name.encode(), b"%d" % number)
+    match state:
+        case Field(name, rank, data):
+            words += (name.encode(), b"%d" % rank, data)
+        case Replace(data):
+            words.append(data)
+        case None:
+            pass
+    return len(words), b"".join(map(_word, (b"%d" % len(fences), *words)))
+
+
+@lru_cache(maxsize=256)
+def _packed_keep(keep: Keep, ends: bool, ring: bytes) -> bytes:
+    gone, over = (keep.ended_s, max(keep.ids_s, keep.ended_s)) if ends else (None, keep.idle_s)
+    return b"".join(
+        map(
+            _word,
+            (
+                b"%d" % min(micros(keep.ids_s), FOR_EVER_US),
+                _span(gone),
+                _span(over),
+                _number(keep.entries),
+                _number(keep.full),
+                b"1" if ends else b"0",
+                ring,
+            ),
+        )
+    )
+
+
+def _span(seconds: float | None) -> bytes:
+    """Microseconds; empty for what is never."""
+    us = FOR_EVER_US if seconds is None else micros(seconds)
+    return b"" if us >= FOR_EVER_US else b"%d" % us
+
+
+def _number(number: int | None) -> bytes:
+    return b"" if number is None else b"%d" % number
+
+
+def answered(op: Append, reply: Any) -> Answer:
+    kind: bytes = reply[0]
+    if kind == b"appended":
+        return Appended(Position(reply[1], reply[2].decode()), op.reply)
+    match kind, *reply[1:]:
+        case b"repeated", offset, tag, kept:
+            return Repeated(Position(offset, tag.decode()), kept)
+        case (b"mismatch",):
+            return Mismatch("fingerprint")
+        case b"fenced", which, number:
+            return Fenced(list(op.fences)[which - 1], number)
+        case b"ended", offset, tag:
+            return Ended(Position(offset, tag.decode()))
+        case b"conflict", offset, tag:
+            return VersionConflict(Position(offset, tag.decode()))
+        case b"full", length:
+            return Full(length)
+    raise ValueError("it is no answer to an append")
+
+
+def is_silent(reply: Any) -> bool:
+    """Was the entry taken, and could not be rung for? Then the last word says why."""
+    return len(reply) > len(("appended", "offset", "tag"))
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def reading(place: Place, after: Position | None, limit: int) -> Call:
+    # One more: the entry at the position itself, which tells whether it is the reader's own.
+    offset = 0 if after is None else min(after.offset, MOST_NUMBER)
+    return _call(READ, (place.meta, place.log), offset, limit + 1)
+
+
+def loading(place: Place) -> Call:
+    return _call(LOAD, (place.meta, place.state))
+
+
+def trimming(place: Place, upto: int | Position) -> Call:
+    if isinstance(upto, Position):
+        return _call(TRIM, (place.meta, place.log), upto.offset, upto.tag)
+    return _call(TRIM, (place.meta, place.log), min(upto, MOST_NUMBER))
+
+
+def page_of(place: Place, after: Position | None, limit: int, reply: Any) -> Page:
+    now_us, row, found = _row_of(place, reply)
+    entries = [_entry_of(words) for words in found]
+    ours = entries.pop(0) if entries and row and _is_at(after, entries[0], row) else None
+    page, behind = rules.opened(
+        place.stream, row, after, lambda _: None if ours is None else ours.position.tag, now_us
+    )
+    if behind is None:
+        return page
+    del entries[limit:]
+    last = entries[-1].position.offset if entries else behind
+    if last != behind + len(entries) or (limit and not entries and behind < page.head.offset):
+        # Evicted, or somebody else deleted them: there must be no hole that nobody sees.
+        return replace(page, lost=True)
+    return replace(page, entries=entries)
+
+
+def _is_at(after: Position | None, first: Entry, row: Row) -> bool:
+    """Is the first entry the one at the reader's position, and not one that follows it?"""
+    return after is not None and first.position.offset == after.offset > row.floor.offset
+
+
+def _entry_of(words: Any) -> Entry:
+    id, (_, tag, _, name, _, at_us, _, data) = words
+    return Entry(Position(int(id[:-2]), tag.decode()), name.decode(), data, int(at_us))
+
+
+def snapshot_of(place: Place, reply: Any) -> Snapshot:
+    now_us, row, words = _row_of(place, reply)
+    life = rules.life(row, now_us)
+    if row is None or life == "unknown":
+        return Snapshot(place.start, "unknown")
+    if life == "gone":
+        return Snapshot(row.head, life)
+    held: dict[bytes, bytes] = dict(zip(words[::2], words[1::2], strict=True))
+    fields = {
+        name[1:].decode(): FieldValue(int(rank), held[b"d" + name[1:]])
+        for name, rank in held.items()
+        if name[:1] == b"r"
+    }
+    return Snapshot(row.head, life, held.get(b"s"), fields)
+
+
+def _row_of(place: Place, reply: Any) -> tuple[int, Row | None, Any]:
+    if reply is None:
+        return 0, None, ()
+    now_us, (offset, tag, floor, floor_tag, ended, gone_us, until_us), more = reply
+    row = Row(
+        Position(int(offset), tag.decode()),
+        place.start if floor is None else Position(int(floor), floor_tag.decode()),
+        ended is not None,
+        int(gone_us) if gone_us else None,
+        int(until_us) if until_us else None,
+    )
+    return int(now_us), row, more
+
+
+# --- many streams -------------------------------------------------------------------------------
+
+
+def asking_heads(places: Sequence[Place], *, is_cluster: bool) -> tuple[list[Call], list[Place]]:
+    """The calls, and whose heads they tell, in order. In a cluster, one for each slot."""
+    groups: Iterable[list[Place]] = (list(places),)
+    if is_cluster:
+        by_slot: dict[int, list[Place]] = {}
+        for place in places:
+            by_slot.setdefault(key_slot(place.meta), []).append(place)
+        groups = by_slot.values()
+    parts = [
+        group[start : start + HEADS_AT_ONCE]
+        for group in groups
+        for start in range(0, len(group), HEADS_AT_ONCE)
+    ]
+    calls = [_call(HEADS, [place.meta for place in part]) for part in parts]
+    return calls, [place for part in parts for place in part]
+
+
+def heads_of(places: Sequence[Place], replies: Iterable[Any]) -> dict[str, Position]:
+    told = iter([word for reply in replies for word in reply])
+    return {
+        place.stream: place.start if offset is None else Position(int(offset), tag.decode())
+        for place, offset, tag in zip(places, told, told, strict=True)
+    }
+
+
+def corrupt(place: Place, reply: Any) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"the stream {place.stream!r} at the Redis key {place.meta.decode()} cannot be read: "
+        f"{reply!r:.200}. If something else wrote there, give the store another namespace; to "
+        "start over, delete the keys that begin like this one"
+    )

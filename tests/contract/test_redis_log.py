@@ -1,0 +1,59 @@
+"""The log's contract on Redis, a cluster and behind Sentinel."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.stores.redis import RedisStore
+from semel.stores.redis.address import address_of, all_of
+from semel.testing.logs import LogContract
+
+
+class OnRedis(LogContract):
+    """Ages streams through a client of its own: every time that was written moves back."""
+
+    def open(self, url):
+        self.url = url
+        self.admin = address_of(url, 5).open_sync()
+        return RedisStore(url)
+
+    async def another(self, store):
+        return RedisStore(self.url)
+
+    async def age(self, store, seconds):
+        by_us = round(seconds * 1_000_000)
+        for key in list(self.admin.scan_iter(match="semel:*", count=1000)):
+            if key.endswith(b":meta"):
+                old = self.admin.hgetall(key)
+                self.admin.hset(key, mapping={n: aged(n, word, by_us) for n, word in old.items()})
+            elif key.endswith(b":ids"):
+                for n, item in enumerate(self.admin.lrange(key, 0, -1)):
+                    time, _, id = item.partition(b" ")
+                    self.admin.lset(key, n, b"%d %b" % (int(time) - by_us, id))
+            if (left_ms := self.admin.pttl(key)) >= 0:
+                self.admin.pexpire(key, left_ms - by_us // 1000)
+
+    async def streams_left(self, store):
+        return len(list(self.admin.scan_iter(match="semel:*:meta", count=1000)))
+
+    async def shut(self, store):
+        await store.aclose()
+        for client in all_of(self.admin):
+            client.close()
+
+
+def aged(name, word, by_us):
+    if name in (b"g", b"u"):
+        return b"%d" % (int(word) - by_us) if word else b""
+    if name[:1] == b"i":
+        mark, offset, tag, time, reply = word.split(b" ", 4)
+        return b" ".join((mark, offset, tag, b"%d" % (int(time) - by_us), reply))
+    return word
+
+
+class TestRedis(OnRedis):
+    @pytest.fixture
+    async def store(self, redis_url):
+        store = self.open(redis_url)
+        yield store
+        await self.shut(store)
