@@ -199,7 +199,7 @@ class Sender:
             case Again(delay_s=delay_s):
                 got = ending.status if isinstance(ending, Head) else "no answer"
                 said = "semel: %s %s: try %d of %d got %s; again in %.2f s"
-                place, most = _place(wire.url), self.patience.tries
+                place, most = place_of(wire.url), self.patience.tries
                 log.info(said, wire.method, place, sent.tries, most, got, delay_s)
                 return delay_s
             case Stop():
@@ -208,17 +208,17 @@ class Sender:
                 assert_never(decision)
 
 
-def _place(url: str) -> str:
+def place_of(url: str) -> str:
     """Host, port and path: what else is in a URL may be a secret."""
     parts = urlsplit(url)
     return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _fault_of(wire: Wire[Any], error: Exception) -> Fault:
-    return Fault(passing=wire.is_fault(error) and not _is_distrusted(error))
+    return Fault(passing=wire.is_fault(error) and not is_distrusted(error))
 
 
-def _is_distrusted(error: BaseException) -> bool:
+def is_distrusted(error: BaseException) -> bool:
     """Was the server's certificate refused? It will be again."""
     chain: list[BaseException | None] = [error]
     for each in chain:
