@@ -11,6 +11,9 @@
     ├── StoreUnavailableError        the store did not answer
     │   └── CorruptRecordError       the store answered with something we never wrote
     ├── BrokerUnavailableError       the broker did not answer, or did not confirm
+    ├── BackPressureError            it cannot be taken now: send it again later
+    ├── StaleAttemptError            a later attempt at the stage has begun: stop
+    ├── JobEndedError                the job has ended, and takes nothing more
     └── SettingsError                you asked for something that cannot work
 
 Every message says what happened and what to do about it.
@@ -119,6 +122,32 @@ class CorruptRecordError(StoreUnavailableError):
 
 class BrokerUnavailableError(SemelError):
     """The broker could not be reached, or did not confirm. What was sent may be there or not."""
+
+
+class BackPressureError(SemelError):
+    """Whoever reads is too far behind. Nothing was added; send the same again.
+
+    `retry_after` is the number of seconds after which that makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class StaleAttemptError(SemelError):
+    """A later attempt at this stage of the job has begun: stop. Nothing was added.
+
+    `attempt` is the later one's number.
+    """
+
+    def __init__(self, message: str, *, attempt: int = 0) -> None:
+        super().__init__(message)
+        self.attempt = attempt
+
+
+class JobEndedError(SemelError):
+    """The job has ended, and takes nothing more. Nothing was added."""
 
 
 class SettingsError(SemelError, ValueError):

@@ -11,7 +11,7 @@ import os
 import threading
 
 from semel.errors import SettingsError
-from semel.ports import Broker, Store
+from semel.ports import Broker, LogStore, Store
 
 log = logging.getLogger("semel")
 
@@ -37,6 +37,17 @@ def as_store(store: Store | str) -> Store:
     if not isinstance(store, Store):
         raise _no_store(store)
     return store
+
+
+def as_log_store(store: LogStore | str) -> LogStore:
+    """The store itself, or the one at this URL, if it has a log."""
+    opened = as_store(store)
+    if not isinstance(opened, LogStore):
+        raise SettingsError(
+            f"a {type(opened).__name__} has no log; give a MemoryStore, SQLiteStore, SQLStore or "
+            "RedisStore, from semel.stores, or the URL of one"
+        )
+    return opened
 
 
 def as_broker(broker: Broker | str) -> Broker:

@@ -1,5 +1,16 @@
 """The event bus: workers say how a job goes on, and everybody who watches it hears it in order."""
 
+from semel.bus.publisher import BlockingPublisher, Publisher
 from semel.bus.stages import SEQ_RANGES, Stages, get_next_seq
+from semel.errors import BackPressureError, JobEndedError, StaleAttemptError
 
-__all__ = ["SEQ_RANGES", "Stages", "get_next_seq"]
+__all__ = [
+    "SEQ_RANGES",
+    "BackPressureError",
+    "BlockingPublisher",
+    "JobEndedError",
+    "Publisher",
+    "Stages",
+    "StaleAttemptError",
+    "get_next_seq",
+]

@@ -4,7 +4,8 @@
     get_next_seq("vision", 3)     # 13
 
 A stage has a range of numbers, so that an event's number tells its stage and its place in it. The
-last stage ends the job, and so does `failed`, whose range follows that of the last stage.
+last stage ends the job: its first event is the job's last. So does `failed`, which need not be
+named, and whose range follows that of the last stage.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ MOST_SEQ = 2**32 - 1
 
 
 class Stages:
-    """Stages by name, each with its first and last number; the last one named ends the job."""
+    """Stages by name, in their order, each with its first and last number."""
 
     def __init__(self, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
         ranges = SEQ_RANGES if ranges is None else ranges
         _check(ranges)
         self._last = list(ranges)[-1]
-        top = max(last for _, last in ranges.values())
-        width = ranges[self._last][1] - ranges[self._last][0]
-        self.ranges = {FAILED: (top + 1, top + 1 + width), **ranges}
+        first, last = ranges[self._last]
+        self.ranges = {**ranges, FAILED: (last + 1, 2 * last + 1 - first)}
+        _check_numbers(FAILED, *self.ranges[FAILED])
 
     def next_seq(self, stage: str, sub_seq: int = 0) -> int:
         """The number of the stage's event `sub_seq`, from 0. `OverflowError` behind its last."""
-        first, last = self.ranges.get(stage, UNKNOWN)
+        first, last = self._range(stage)
         if not 0 <= sub_seq <= last - first:
             raise OverflowError(
                 f"stage {stage!r} has the numbers {first} to {last}, and there is no number "
@@ -55,21 +56,44 @@ class Stages:
             )
         return first + sub_seq
 
+    def check(self, stage: str, seq: int) -> None:
+        """Refuse a number that is another stage's."""
+        first, last = self._range(stage)
+        if not first <= seq <= last:
+            raise SettingsError(
+                f"seq={seq} is no number of stage {stage!r}, which has {first} to {last}: "
+                f"get_next_seq({stage!r}, n) gives the one of its n-th event, from 0, and "
+                f"stages=Stages({{{stage!r}: (..., ...)}}) another range"
+            )
+
     def ends(self, stage: str) -> bool:
-        """Is it over with an event of this stage?"""
+        """Is the job over with an event of this stage?"""
         return stage in {self._last, FAILED}
+
+    def _range(self, stage: str) -> tuple[int, int]:
+        return self.ranges.get(stage, UNKNOWN)
 
 
 def _check(ranges: Mapping[str, tuple[int, int]]) -> None:
     if not ranges:
         raise SettingsError("a job has at least one stage: the last one ends it")
+    if FAILED in ranges:
+        raise SettingsError(f"the stage {FAILED!r} need not be named: it follows the last one")
     for stage, (first, last) in ranges.items():
-        if not 0 <= first <= last <= MOST_SEQ:
-            raise SettingsError(f"stage {stage!r} cannot have the numbers {first} to {last}")
-    in_order = sorted(ranges.items(), key=lambda item: item[1])
-    for (one, (_, last)), (other, (first, _)) in pairwise(in_order):
+        _check_numbers(stage, first, last)
+    for (one, (_, last)), (other, (first, _)) in pairwise(ranges.items()):
         if first <= last:
-            raise SettingsError(f"the stages {one!r} and {other!r} share the number {first}")
+            raise SettingsError(
+                f"stage {other!r} comes after {one!r}, which has numbers up to {last}, and begins "
+                f"with {first}: name the stages in their order, each with numbers of its own"
+            )
+
+
+def _check_numbers(stage: str, first: int, last: int) -> None:
+    if not 0 <= first <= last <= MOST_SEQ:
+        raise SettingsError(
+            f"stage {stage!r} cannot have the numbers {first} to {last}: they are 0 to 2**32 - 1"
+        )
 
 
 STAGES = Stages()
