@@ -12,6 +12,8 @@ gets the error. Repeating is safe, every ledger verb can be repeated.
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -114,3 +116,20 @@ class Batcher(Generic[Op]):
                     future.cancel()
                 else:
                     future.set_exception(error)
+
+
+class BatchPerLoop(Generic[Op]):
+    """A batcher for each event loop that asks, gone with it."""
+
+    def __init__(self, run: Callable[[Sequence[Op]], Awaitable[Sequence[Any]]]) -> None:
+        self._run = run
+        self._local = threading.local()
+
+    def submit(self, op: Op) -> asyncio.Future[Any]:
+        """The future answer to this operation."""
+        loop = asyncio.get_running_loop()
+        known: tuple[Any, Batcher[Op]] | None = getattr(self._local, "known", None)
+        if known is None or known[0]() is not loop:
+            known = weakref.ref(loop), Batcher(self._run)
+            self._local.known = known
+        return known[1].submit(op)

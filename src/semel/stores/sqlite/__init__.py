@@ -1,4 +1,4 @@
-"""The ledger in one SQLite file: the embedded default, with nothing to install or to start.
+"""Ledger and log in one SQLite file: the embedded default, with nothing to install or to start.
 
 A replay is one SELECT: no write lock, no fsync, no waiting for a writer (WAL). Every change is one
 transaction that waits for the disk (`synchronous=FULL`). Async callers' changes go to one thread
@@ -17,25 +17,29 @@ another form. Neither opens the other's file: two ledgers side by side would eac
     form          a record as a row, and its checksum
     connections   over threads, forks and signals
     thread        where async callers' changes wait for the disk
-    records       the verbs over all of them
+    records       the ledger's verbs over all of them
+    log_schema    the log's tables and their statements
+    streams       the log's verbs over them
+    log, bell     in both colours, and who hears of it
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from semel.colour import Colour
-from semel.ports import Clock, StoreLedger
-from semel.stores.batch import Batcher
+from semel.ports import Bell, Clock, Log, StoreLedger
+from semel.stores.batch import BatchPerLoop
+from semel.stores.bells import LocalBell, Tower
 from semel.stores.clock import SystemClock
 from semel.stores.rules import Claiming, Operation
-from semel.stores.sqlite.connections import connections_to
+from semel.stores.sqlite.bell import SQLiteBell, Watch
+from semel.stores.sqlite.connections import MEMORY, connections_to
+from semel.stores.sqlite.log import BatchedLog, SQLiteLog
 from semel.stores.sqlite.records import Rows
+from semel.stores.sqlite.streams import Streams
 from semel.stores.sqlite.thread import Thread
 from semel.stores.verbs import OnDisk
 from semel.values import Answer, Key, Terms
@@ -53,23 +57,44 @@ class SQLiteStore:
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._path = os.fspath(path)
+        clock = clock or SystemClock()
         self._thread = Thread()
+        self._reading = Thread()
         self._connections = connections_to(self._path)
-        rows = Rows(self._connections, clock or SystemClock())
+        rows = Rows(self._connections, clock)
         rows.prepare()
         self._sync = _SQLiteLedger(rows, _here)
         self._async = _BatchedLedger(rows, self._thread)
+        self._tower = Tower()
+        self._streams = Streams(self._connections, clock)
+        self._sync_log = SQLiteLog(self._streams, self._tower, _here, _here)
+        self._async_log = BatchedLog(
+            self._streams, self._tower, self._reading.run, self._thread.run
+        )
 
     def ledger(self, colour: Colour) -> StoreLedger:
         """Both colours; changes of the async one wait for the disk on a thread of the store."""
         return self._sync if colour.name == "sync" else self._async
+
+    def log(self, colour: Colour) -> Log:
+        """Both colours. The first one makes its tables in the file."""
+        self._streams.prepare()
+        return self._sync_log if colour.name == "sync" else self._async_log
+
+    def bell(self) -> Bell:
+        """Hears other processes too: a fraction of a second later, and as long as it is open."""
+        self._streams.prepare()
+        if self._path == MEMORY:
+            return LocalBell(self._tower)
+        return SQLiteBell(self._tower, Watch(self._connections, self._streams), self._reading.run)
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones, but `:memory:` is gone."""
         self._connections.close()
 
     async def aclose(self) -> None:
-        """End the thread, and close the connections."""
+        """End the threads, and close the connections."""
+        await self._reading.close()
         await self._thread.close()
         self._connections.close()
 
@@ -109,18 +134,10 @@ class _BatchedLedger(_SQLiteLedger):
 
     def __init__(self, rows: Rows, thread: Thread) -> None:
         super().__init__(rows, thread.run)
-        self._local = threading.local()
+        self._batches = BatchPerLoop(self._together)
 
     async def perform(self, op: Operation) -> Any:
-        return await self._batcher().submit(op)
-
-    def _batcher(self) -> Batcher[Operation]:
-        loop = asyncio.get_running_loop()
-        known: tuple[Any, Batcher[Operation]] | None = getattr(self._local, "known", None)
-        if known is None or known[0]() is not loop:
-            known = weakref.ref(loop), Batcher(self._together)
-            self._local.known = known
-        return known[1]
+        return await self._batches.submit(op)
 
     async def _together(self, ops: Sequence[Operation]) -> Sequence[Any]:
         answers: Sequence[Any] = await self._call(self._rows.perform_all, ops)

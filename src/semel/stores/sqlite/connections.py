@@ -126,6 +126,17 @@ class Connections:
         finally:
             self._give(cursor)
 
+    def data_version(self) -> tuple[object, int]:
+        """A connection, and a number that changes for it when another one commits."""
+        cursor = self._take()
+        try:
+            version: int = cursor.execute("PRAGMA data_version").fetchone()[0]
+        except ERRORS as error:
+            raise self._reported(error) from error
+        finally:
+            self._give(cursor)
+        return cursor, version
+
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; what it returns is returned when that is on disk."""
         taken: list[bool] = []
