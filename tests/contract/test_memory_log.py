@@ -27,6 +27,9 @@ class TestMemoryLog(LogContract):
     async def streams_left(self, store):
         return len(store._log._streams)
 
+    async def ids_left(self, store):
+        return sum(len(stream.marks) for stream in store._log._streams.values())
+
 
 class TestMemoryBell(BellContract):
     @pytest.fixture

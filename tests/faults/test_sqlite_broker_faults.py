@@ -20,7 +20,7 @@ from semel.brokers import SQLiteBroker
 from semel.errors import BrokerUnavailableError
 from semel.messages import Fenced, Full, Tail, Taken
 from semel.testing.traffic import Sender, message
-from support.child import Child
+from support.child import Child, kill_before
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -61,17 +61,6 @@ def check_the_books(path):
         assert shell.execute(lost).fetchone() == (0,)
 
 
-def kill_before(broker, nth):
-    """Have this process killed before its nth statement from now on."""
-    count = itertools.count(1)
-
-    def said(_):
-        if next(count) == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    broker._connections.read(lambda connection: connection.set_trace_callback(said))
-
-
 async def prepare(path):
     """Three were published and read, two are done, and the next publish trims."""
     async with opened(path, maxlen=2) as broker:
@@ -86,7 +75,7 @@ def dies(path, nth, work, writer):
 
     async def main():
         async with opened(path, maxlen=2) as broker:
-            kill_before(broker, nth)
+            kill_before(broker._connections, nth)
             await work(broker, tell)
 
     asyncio.run(main())

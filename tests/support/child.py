@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -42,3 +43,14 @@ class Child:
 
     def __exit__(self, *_):
         self.kill()
+
+
+def kill_before(connections, nth):
+    """Have this process killed before its nth statement to a SQLite file from now on."""
+    count = itertools.count(1)
+
+    def said(_):
+        if next(count) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    connections.read(lambda connection: connection.set_trace_callback(said))

@@ -244,6 +244,7 @@ class AppendingContract(InBothColours):
 
     async def test_a_lower_rank_never_moves_the_state_back(self, log: Any) -> None:
         await put(log, "a", state=Field("vision", 5, b"five"))
+        before = await log.load(STREAM)
         await put(log, "b", state=Field("vision", 4, b"four"))
         await put(log, "c", state=Field("vision", 5, b"five again"))
         await put(log, "d", state=Field("rule", 0, b"zero"))
@@ -254,6 +255,7 @@ class AppendingContract(InBothColours):
             "rule": FieldValue(0, b"zero"),
         }
         assert snapshot.state == b"whole"
+        assert (before.state, list(before.fields)) == (None, ["vision"])
         assert len(await datas(log)) == 5
 
     async def test_a_larger_rank_moves_the_state_on(self, log: Any) -> None:

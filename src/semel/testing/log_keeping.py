@@ -23,6 +23,10 @@ class KeepingContract(AppendingContract):
         """How many streams the store still has anything of; None where nobody can tell."""
         return None
 
+    async def ids_left(self, store: Any) -> int | None:
+        """How many ids the store still remembers; None where nobody can tell."""
+        return None
+
     # --- trimming -----------------------------------------------------------------------------
 
     async def test_a_trimmed_position_is_lost_and_the_floor_is_not(self, log: Any) -> None:
@@ -170,6 +174,15 @@ class KeepingContract(AppendingContract):
         await self.age(store, 40)
         assert await log.append(STREAM, b"x", id="b", keep=keep) == Repeated(second)
         assert isinstance(await log.append(STREAM, b"x", id="a", keep=keep), Appended)
+
+    async def test_forgotten_ids_take_no_room(self, store: Any, log: Any) -> None:
+        keep = Keep(entries=1, ids_s=SHORT_S)
+        for n in range(20):
+            await put(log, f"old{n}", keep=keep)
+        await self.age(store, SHORT_S + LITTLE_S)
+        for n in range(10):
+            await put(log, f"new{n}", keep=keep)
+        assert await self.ids_left(store) in (None, 10)
 
     # --- ending -------------------------------------------------------------------------------
 
