@@ -26,10 +26,6 @@ class OnRedis(LogContract):
             if key.endswith(b":meta"):
                 old = self.admin.hgetall(key)
                 self.admin.hset(key, mapping={n: aged(n, word, by_us) for n, word in old.items()})
-            elif key.endswith(b":ids"):
-                for n, item in enumerate(self.admin.lrange(key, 0, -1)):
-                    time, _, id = item.partition(b" ")
-                    self.admin.lset(key, n, b"%d %b" % (int(time) - by_us, id))
             if (left_ms := self.admin.pttl(key)) >= 0:
                 self.admin.pexpire(key, left_ms - by_us // 1000)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from semel.entries import Answer, Appended, Page, Position, Snapshot
+from semel.entries import Answer, Page, Position, Snapshot
 from semel.stores.log_rules import Append, LogVerbs
 from semel.stores.redis import log_words as words
 from semel.stores.redis.line import Line
@@ -35,18 +35,19 @@ class RedisLog(LogVerbs):
             answer = words.answered(op, reply)
         except SENSELESS as error:
             raise words.corrupt(place, reply) from error
-        if type(answer) is Appended and not self._has_warned and words.is_silent(reply):
-            self._warn(reply[-1])
+        if type(reply) is not bytes and (why := words.why_silent(reply)):
+            self._warn(why)
         return answer
 
-    def _warn(self, why: bytes) -> None:
+    def _warn(self, why: str) -> None:
         """The entry is there, and readers find it: later than they should."""
-        self._has_warned = True
-        log.warning(
-            "semel: Redis does not let this user ring, so readers are late: %s. Let it publish: "
-            "ACL SETUSER <name> &semel:* +publish +spublish",
-            why.decode("utf-8", "replace"),
-        )
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "semel: Redis does not let this user ring, so readers are late: %s. Let it "
+                "publish: ACL SETUSER <name> &semel:* +publish +spublish",
+                why,
+            )
 
     async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
         place = place_of(self._namespace, stream)

@@ -73,8 +73,8 @@ class Place:
         self.stream = stream
         self.start = beginning(stream)
         self.meta, self.log, self.state = before + b"meta", before + b"log", before + b"state"
-        keys = (self.meta, self.log, self.state, before + b"ids")
-        self.packed = b"".join(map(_word, (b"4", *keys, self.start.tag.encode())))
+        keys = (self.meta, self.log, self.state)
+        self.packed = b"".join(map(_word, (b"3", *keys, self.start.tag.encode())))
 
     @property
     def channel(self) -> bytes:
@@ -101,25 +101,32 @@ def _call(script: Script, keys: Sequence[bytes], *args: Any) -> Call:
 # --- appending ----------------------------------------------------------------------------------
 
 # What stays the same from call to call is packed once: the keys, and how long a stream is kept.
-_APPENDING = (
-    b"*%d\r\n" + APPEND.by_hash + b"%b%b$40\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
-)
-_WORDS = 22
-_ENTRY = b"$1\r\n1\r\n$%d\r\n%b\r\n"
-_NO_ENTRY = b"$1\r\n0\r\n$0\r\n\r\n"
+_WORDS = 21
+_PLAIN = b"*%d\r\n" % _WORDS + APPEND.by_hash
+_NOTHING = b"$0\r\n\r\n"
+_ENTRY, _NO_ENTRY = b"$1\r\n1\r\n", b"$1\r\n0\r\n" + _NOTHING
 _NO_FENCES = b"$1\r\n0\r\n"
 
 
 def appending(place: Place, op: Append, ring: bytes) -> Call:
-    id, data, reply = op.id.encode(), op.data, op.reply
-    expect = b"" if op.expect is None else b"%d" % op.expect
-    entry = _NO_ENTRY if data is None else _ENTRY % (len(data), data)
-    count, rest = _rest(op.fences, op.state) if op.fences or op.state else (0, _NO_FENCES)
-    packed = _APPENDING % (
-        _WORDS + count, place.packed, _packed_keep(op.keep, op.ends, ring),
-        op.mark.encode(), len(id), id, entry, len(expect), expect, len(reply), reply, rest,
-    )  # fmt: skip
-    return Call(APPEND, place.meta, packed)
+    opening, rest = _PLAIN, _NO_FENCES
+    if op.fences or op.state is not None:
+        count, rest = _rest(op.fences, op.state)
+        opening = b"*%d\r\n" % (_WORDS + count) + APPEND.by_hash
+    parts = (
+        opening,
+        place.packed,
+        _packed_keep(op.keep, op.ends, ring),
+        b"$40\r\n",
+        op.mark.encode(),
+        b"\r\n",
+        _word(op.id.encode()),
+        _NO_ENTRY if op.data is None else _ENTRY + _word(op.data),
+        _NOTHING if op.expect is None else _word(b"%d" % op.expect),
+        _word(op.reply) if op.reply else _NOTHING,
+        rest,
+    )
+    return Call(APPEND, place.meta, b"".join(parts))
 
 
 def _rest(fences: Mapping[str, int], state: StateChange | None) -> tuple[int, bytes]:
@@ -167,28 +174,30 @@ def _number(number: int | None) -> bytes:
 
 
 def answered(op: Append, reply: Any) -> Answer:
-    kind: bytes = reply[0]
-    if kind == b"appended":
-        return Appended(Position(reply[1], reply[2].decode()), op.reply)
-    match kind, *reply[1:]:
-        case b"repeated", offset, tag, kept:
+    if type(reply) is bytes:
+        offset, _, tag = reply.partition(b".")
+        return Appended(Position(int(offset), tag.decode()), op.reply)
+    match reply:
+        case [b"repeated", offset, tag, kept]:
             return Repeated(Position(offset, tag.decode()), kept)
-        case (b"mismatch",):
+        case [b"mismatch"]:
             return Mismatch("fingerprint")
-        case b"fenced", which, number:
+        case [b"fenced", which, number]:
             return Fenced(list(op.fences)[which - 1], number)
-        case b"ended", offset, tag:
+        case [b"ended", offset, tag]:
             return Ended(Position(offset, tag.decode()))
-        case b"conflict", offset, tag:
+        case [b"conflict", offset, tag]:
             return VersionConflict(Position(offset, tag.decode()))
-        case b"full", length:
+        case [b"full", length]:
             return Full(length)
+        case [b"silent", offset, tag, _]:
+            return Appended(Position(offset, tag.decode()), op.reply)
     raise ValueError("it is no answer to an append")
 
 
-def is_silent(reply: Any) -> bool:
-    """Was the entry taken, and could not be rung for? Then the last word says why."""
-    return len(reply) > len(("appended", "offset", "tag"))
+def why_silent(reply: Any) -> str | None:
+    """Why it could not be rung for what was appended."""
+    return reply[3].decode("utf-8", "replace") if reply[0] == b"silent" else None
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -233,8 +242,9 @@ def _is_at(after: Position | None, first: Entry, row: Row) -> bool:
 
 
 def _entry_of(words: Any) -> Entry:
-    id, (_, tag, _, name, _, at_us, _, data) = words
-    return Entry(Position(int(id[:-2]), tag.decode()), name.decode(), data, int(at_us))
+    id, (_, about, _, data) = words
+    tag, at_us, name = about.decode().split(" ", 2)
+    return Entry(Position(int(id[:-2]), tag), name, data, int(at_us))
 
 
 def snapshot_of(place: Place, reply: Any) -> Snapshot:

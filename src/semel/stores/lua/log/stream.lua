@@ -6,16 +6,19 @@
 --            e     present when it has ended           g u   when entries and state go, when all does
 --          of each fence f<name>, its number; and of each id i<id>, what became of it: mark, offset,
 --          tag, until when it is remembered, reply, with spaces between them
---   log    the entries, a Redis stream. An entry's id is <offset>-0, and its fields are t tag, i id,
---          a when it came, d data. Whoever appends rings on the channel of the same name
+--   log    the entries, a Redis stream. An entry's id is <offset>-0, and its fields are m (tag, when
+--          it came and id, with spaces between them) and d (data). Whoever appends rings on the
+--          channel of the same name
 --   state  a hash: s the state; of each field r<name> rank, d<name> data
---   ids    a list, the oldest first: until when an id is remembered, and the id
 -- Times are microseconds since 1970 by this server's clock. What is absent of the row is zero, the
--- beginning, or never. Redis drops log and state at g, meta and ids at u, or a little later: the row
--- says what is over. A log without its meta is what somebody else has left, and goes.
+-- beginning, or never. Redis drops log and state at g, and meta at u, or a little later: the row
+-- says what is over. A log without its meta is what is left of another stream, and goes.
 --
 -- Every check comes before the first write, and the first write is one that Redis refuses when
 -- memory is short, so a refusal changes nothing. Every script may be repeated.
+--
+-- A script runs while every other caller waits. An append of an entry, with nothing else, makes six
+-- calls; printing a number costs a third of one, so each is printed once.
 -- The rules are those of semel.stores.log_rules. Covered by tests/contract/test_redis_log.py.
 
 local call = redis.call
@@ -38,5 +41,5 @@ end
 local function tag_at(log, offset)
   local id = text(offset) .. '-0'
   local entry = call('XRANGE', log, id, id)[1]
-  return entry and entry[2][2] or ''
+  return entry and string.sub(entry[2][2], 1, 12) or ''
 end
