@@ -20,17 +20,18 @@ import asyncio
 import contextlib
 import logging
 import math
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from semel.colour import ASYNC, answers_of
 from semel.errors import SemelError, in_one_line
 from semel.keys import new_attempt
-from semel.ports import Store, StoreLedger
+from semel.ports import Consumer, Store, StoreLedger
 from semel.stores.owners import is_live, key_of, owners
 from semel.values import Claim, Kept, Key, Record, Terms, Won
 
-__all__ = ["Hold", "Shards", "owners"]
+__all__ = ["Hold", "Shards", "let_go", "owners"]
 
 T = TypeVar("T")
 
@@ -40,6 +41,9 @@ LEASE_S = 10.0
 
 # A lease is renewed so often while it lasts: one renewal may be lost, and the next be late.
 TURNS = 3
+
+# How long letting go of a consumer may take: who comes next does not depend on it.
+CLOSING_S = 1.0
 
 # Whoever has not turned for so long, or for three leases, will not do so by itself.
 STUCK_S = 30.0
@@ -323,3 +327,15 @@ class Shards:
         with contextlib.suppress(SemelError, TimeoutError):
             async with asyncio.timeout(self._terms.lease_s):
                 await ledger.release(claim)
+
+
+async def let_go(consumer: Consumer) -> None:
+    """Close it: a courtesy, for the next owner gets what is pending anyway.
+
+    A coroutine that is being closed cannot await any more, so nothing is done for it.
+    """
+    if isinstance(sys.exception(), GeneratorExit):
+        return
+    with contextlib.suppress(SemelError, TimeoutError):
+        async with asyncio.timeout(CLOSING_S):
+            await consumer.close()

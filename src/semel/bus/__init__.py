@@ -1,6 +1,7 @@
 """The event bus: workers say how a job goes on, and everybody who watches it hears it in order."""
 
 from semel.bus.publisher import BlockingPublisher, Publisher
+from semel.bus.router import Router, RouterStatus
 from semel.bus.stages import SEQ_RANGES, Stages, get_next_seq
 from semel.errors import BackPressureError, JobEndedError, StaleAttemptError
 
@@ -10,6 +11,8 @@ __all__ = [
     "BlockingPublisher",
     "JobEndedError",
     "Publisher",
+    "Router",
+    "RouterStatus",
     "Stages",
     "StaleAttemptError",
     "get_next_seq",

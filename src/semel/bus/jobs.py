@@ -125,6 +125,14 @@ def event(
     return made
 
 
+def named(event: Event) -> str:
+    """For people."""
+    return (
+        f"event {event.seq} of stage {event.stage!r}, attempt {event.attempt}, "
+        f"of job {event.job_id!r}"
+    )
+
+
 def event_of(data: bytes | str) -> Event:
     """The event in an entry; `ValueError` when there is none. What else is there is no matter."""
     try:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self, assert_never
 
 from semel.bus import jobs
-from semel.bus.jobs import KEEP_JOB, KEEP_SHARD, Event, Written
+from semel.bus.jobs import KEEP_JOB, KEEP_SHARD, Event, Written, named
 from semel.bus.stages import FAILED, STAGES, Stages
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.entries import Answer, Appended, Ended, Fenced, Full, Keep, Repeated, VersionConflict
@@ -109,11 +109,11 @@ class _Flow:
             written = event.written()
         except (TypeError, ValueError, RecursionError) as error:
             raise SettingsError(
-                f"the data of {_named(event)} cannot be written as JSON: {error}; give plain values"
+                f"the data of {named(event)} cannot be written as JSON: {error}; give plain values"
             ) from error
         if (size := len(written.entry)) > self._most_bytes:
             raise SettingsError(
-                f"{_named(event)} has {size:,} bytes, more than most_bytes "
+                f"{named(event)} has {size:,} bytes, more than most_bytes "
                 f"({self._most_bytes:,}); store what is large elsewhere and tell where, or raise "
                 "most_bytes"
             )
@@ -128,19 +128,17 @@ def _told(answer: Answer, event: Event) -> bool:
             return False
         case Mismatch():
             raise IdempotencyConflictError(
-                f"{_named(event)} was published before with other data; another event has another "
+                f"{named(event)} was published before with other data; another event has another "
                 "seq, and who begins a stage anew another attempt",
                 key=f"{event.job_id}:{event.id}",
             )
         case Fenced(_, number):
             raise StaleAttemptError(
-                f"stop: attempt {number} has begun; {_named(event)} was not published",
+                f"stop: attempt {number} has begun; {named(event)} was not published",
                 attempt=number,
             )
         case Ended():
-            raise JobEndedError(
-                f"job {event.job_id!r} has ended; {_named(event)} was not published"
-            )
+            raise JobEndedError(f"job {event.job_id!r} has ended; {named(event)} was not published")
         case Full(length):
             raise BackPressureError(
                 f"{length:,} events wait in the shard of job {event.job_id!r}, and it takes no "
@@ -151,13 +149,6 @@ def _told(answer: Answer, event: Event) -> bool:
             raise AssertionError("nothing was expected of the stream")
         case _:
             assert_never(answer)
-
-
-def _named(event: Event) -> str:
-    return (
-        f"event {event.seq} of stage {event.stage!r}, attempt {event.attempt}, "
-        f"of job {event.job_id!r}"
-    )
 
 
 class Publisher:

@@ -41,10 +41,10 @@ from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
 from semel.ports import Broker, Inbox, Store, TellsShards
 from semel.settings import as_broker, as_store
-from semel.shards import LEASE_S, Hold, Shards
+from semel.shards import CLOSING_S, LEASE_S, Hold, Shards
 from semel.values import value
 from semel.worker.handlers import Handler, Handlers, named, outside, plain
-from semel.worker.shard import CLOSING_S, Shard
+from semel.worker.shard import Shard
 
 __all__ = ["TopicStatus", "Worker", "WorkerStatus"]
 

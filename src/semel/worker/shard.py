@@ -20,24 +20,22 @@ import base64
 import contextlib
 import json
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from semel.colour import ASYNC
 from semel.errors import (
     BrokerUnavailableError,
     ClaimLostError,
-    SemelError,
 )
 from semel.keys import fingerprint
 from semel.messages import Delivery, Ending, Held, Message, slots_of
 from semel.ports import Consumer
-from semel.shards import Hold
+from semel.shards import Hold, let_go
 from semel.stores.inbox_rules import is_outage, sequence_of
 from semel.worker.copies import Copies
 from semel.worker.handlers import UNREADABLE
@@ -61,9 +59,6 @@ AFTER_DEFECT_S = 5.0
 
 # Messages of other owners' that idled too long are looked for so often in that time.
 LOOKS_PER_IDLE = 5
-
-# How long letting go of a consumer may take: who comes next does not depend on it.
-CLOSING_S = 1.0
 
 
 # For what may run beside anything else.
@@ -255,7 +250,7 @@ class _Lane:
                 if new:
                     await self._finish(consumer, new, singly=False)
         finally:
-            await _closed(consumer)
+            await let_go(consumer)
 
     async def _look_for_idle(self, consumer: Consumer) -> None:
         worker = self._worker
@@ -338,15 +333,3 @@ class _Lane:
 
     def __str__(self) -> str:
         return f"{self._topic!r}, shard {self._hold.shard}"
-
-
-async def _closed(consumer: Any) -> None:
-    """A courtesy, like all letting go: the next owner gets what is pending anyway.
-
-    A coroutine that is being closed cannot await any more, so nothing is done for it.
-    """
-    if isinstance(sys.exception(), GeneratorExit):
-        return
-    with contextlib.suppress(SemelError, TimeoutError):
-        async with asyncio.timeout(CLOSING_S):
-            await consumer.close()

@@ -1,0 +1,270 @@
+"""From the workers' store to that of whoever watches: each event once, and a job's in order.
+
+    router = Router("redis://workers", "redis://gateways", shards=8)
+    await router.run()
+
+Without a router, workers write to the store that gateways read. With one, they have a store of
+their own, and publish to shards there (`Publisher(shards=8)`); or an outbox is relayed to a broker,
+whose messages are events (`topic=`).
+
+Any number of routers may run. Each shard has one owner at a time (`semel.shards`), who reads what
+waits there, appends each event to its job's log, which changes the job's state and rings, and then
+acknowledges: for a log, by trimming it. Who dies in between appends again, and the job's log knows
+what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from semel.bus import jobs
+from semel.bus.jobs import KEEP_JOB, Event
+from semel.bus.shard import OUTAGE, Shard
+from semel.bus.sources import BrokerSource, LogSource, Source
+from semel.bus.stages import STAGES, Stages
+from semel.circuit import Circuit
+from semel.colour import ASYNC
+from semel.entries import Keep
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.ports import Broker, LogStore, Store
+from semel.settings import as_broker, as_log_store, as_store
+from semel.shards import LEASE_S, Hold, Shards
+from semel.stores.log_rules import name_of
+from semel.values import value
+
+__all__ = ["Router", "RouterStatus"]
+
+log = logging.getLogger("semel")
+
+BATCH = 500
+
+SHARDS = 8
+
+# The broker's name for all routers of a topic.
+GROUP = "router"
+
+# How often the source is asked whether it has more shards than we read.
+CHECK_EVERY_S = 10.0
+
+Why = Literal["unreadable", "conflict", "stale", "ended", "corrupt"]
+"""Why an event was passed over: it is none; it came before with other data; a later attempt at its
+stage has begun; its job has ended; its job's log cannot be read."""
+
+
+@value
+class RouterStatus:
+    """What a router is doing, for people and probes.
+
+    `waits_for` are those who may have shards that fall to it, by host and process, until they let
+    go or their leases run out. `refused` counts by reason what was passed over. `lost` counts how
+    often a shard's history was another one than what was read of it: events are gone. `lag_s` is
+    how old the last event was when it was routed. `turning` is False when it has not done anything
+    for so long that only a restart can help.
+    """
+
+    name: str
+    shards: int
+    owned: tuple[int, ...] = ()
+    members: int = 0
+    waits_for: tuple[str, ...] = ()
+    routed: int = 0
+    repeated: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    lost: int = 0
+    outage: str = ""
+    lag_s: float | None = None
+    turning: bool = True
+
+    @property
+    def ready(self) -> bool:
+        return not self.outage
+
+
+class Router:
+    """Takes a domain's events from a source to their jobs' logs in a target.
+
+    The source is a store with `shards` shards, or, with `topic=` or given as it is, a broker, which
+    has its own. `stages` are those of the publishers: the last one ends a job. `keep` says how long
+    a job is kept. `name` tells routers apart that have different sources and the same target.
+    `store` is where routers agree on who owns which shard, by default the target.
+    """
+
+    def __init__(
+        self,
+        source: LogStore | Broker | str,
+        target: LogStore | str,
+        *,
+        domain: str = "scan",
+        shards: int | None = None,
+        topic: str | None = None,
+        stages: Stages = STAGES,
+        keep: Keep = KEEP_JOB,
+        name: str | None = None,
+        store: Store | str | None = None,
+        batch: int = BATCH,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.domain = jobs.checked_domain(domain)
+        self.name = domain if name is None else name
+        self.shown = f"router {self.name}"
+        self._opened: list[Any] = []
+        """What was given by its URL, and is closed with the run."""
+        opened = as_log_store(target)
+        self.log = opened.log(ASYNC)
+        self.store: Store = opened if store is None else as_store(store)
+        self._opened += [
+            o for o, g in ((opened, target), (self.store, store)) if isinstance(g, str)
+        ]
+        self.source = self._source(source, shards, topic)
+        self.stages = stages
+        self.keep = keep
+        self.batch = batch
+        self.source_circuit = Circuit(f"{self.source.shown}, of {self.shown},")
+        self.target_circuit = Circuit(f"the target of {self.shown}")
+        name_of(self.fence_of(self.source.shards), "name")
+        self._shards = Shards(
+            self.store, f"router:{self.name}", self.source.shards, lease_s=lease_s
+        )
+        self._stopping = asyncio.Event()
+        self._fault: Exception | None = None
+        self.counts = {"routed": 0, "repeated": 0}
+        self._refused: dict[str, int] = {}
+        self._lost = 0
+        self._lag_s: float | None = None
+
+    def _source(
+        self, source: LogStore | Broker | str, shards: int | None, topic: str | None
+    ) -> Source:
+        if isinstance(source, LogStore) or (isinstance(source, str) and topic is None):
+            if shards is not None and shards < 1:
+                raise SettingsError(f"shards={shards}: as many as the publishers have, from 1")
+            opened = as_log_store(source)
+            self._opened += [opened] if isinstance(source, str) else []
+            return LogSource(opened, self.domain, shards or SHARDS, self._told_lost)
+        broker = as_broker(source)
+        self._opened += [broker] if isinstance(source, str) else []
+        if shards not in (None, broker.shards):
+            raise SettingsError(
+                f"shards={shards}, and the broker has {broker.shards}: leave shards= out, a "
+                "broker has its own"
+            )
+        name = f"{platform.node()[:40]}:{os.getpid()}"
+        return BrokerSource(broker, topic or self.domain, GROUP, name)
+
+    def fence_of(self, shard: int) -> str:
+        """What a job's log calls the owner of the shard; no stage's name has a colon."""
+        return f"router:{self.name}:{shard}"
+
+    # --- running ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Route until `stop`. What is in hand is finished, and every shard handed over.
+
+        A store or a broker that does not answer is waited for. What no waiting mends, such as
+        missing tables or another number of shards, raises `SettingsError`.
+        """
+        checking: asyncio.Task[None] | None = None
+        try:
+            await self._reach()
+            checking = asyncio.create_task(self._check())
+            await self._shards.run(self._own)
+        finally:
+            if checking is not None:
+                checking.cancel()
+                await asyncio.wait([checking])
+            for each in (self.source, *self._opened):
+                await each.aclose()
+        if self._fault is not None:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Begin nothing more; `run` returns when what is in hand is finished."""
+        self._stopping.set()
+        self._shards.stop()
+
+    async def _reach(self) -> None:
+        """Until the target has answered: so it is known that what we need is there."""
+        while not self._stopping.is_set():
+            try:
+                await self.store.ledger(ASYNC).look(bytes(32))
+                await self.log.heads([jobs.stream_of(self.domain, "nobody's")])
+            except StoreUnavailableError as error:
+                self.target_circuit.failed(error)
+                await self.target_circuit.wait(self._stopping)
+            else:
+                self.target_circuit.passed()
+                break
+        self.target_circuit.gave_up()
+
+    async def _check(self) -> None:
+        while True:
+            try:
+                await self.source.check()
+            except OUTAGE:
+                pass  # the shards tell of that
+            except SettingsError as error:
+                self._end_with(error)
+                return
+            await ASYNC.sleep(CHECK_EVERY_S)
+
+    async def _own(self, hold: Hold) -> None:
+        try:
+            await Shard(self, hold).run()
+        except SettingsError as error:
+            self._end_with(error)
+
+    def _end_with(self, error: Exception) -> None:
+        self._fault = self._fault or error
+        self.stop()
+
+    # --- telling ----------------------------------------------------------------------------
+
+    def status(self) -> RouterStatus:
+        return RouterStatus(
+            self.name,
+            self.source.shards,
+            tuple(self._shards.owned),
+            self._shards.members,
+            self._shards.waits_for,
+            **self.counts,
+            refused=dict(self._refused),
+            lost=self._lost,
+            outage=self.source_circuit.error or self.target_circuit.error,
+            lag_s=self._lag_s,
+            turning=self._shards.turning,
+        )
+
+    def check(self, event: Event) -> None:
+        """`ValueError` for an event that is not ours to route."""
+        if event.domain != self.domain:
+            raise ValueError(f"{jobs.named(event)}, which is of domain {event.domain!r:.80}")
+
+    def refuse(self, why: Why, told: str) -> None:
+        """Pass an event over: whoever published it has gone on, or is mistaken."""
+        self._refused[why] = self._refused.get(why, 0) + 1
+        level = logging.WARNING if why in {"stale", "ended"} else logging.ERROR
+        log.log(level, "semel: %s: passed over (%s): %s", self.shown, why, told)
+
+    def _told_lost(self, shard: int, told: str) -> None:
+        self._lost += 1
+        log.critical(
+            "semel: %s: shard %d has lost events: %s. What was published there and not routed is "
+            "gone, unless its publishers send it again",
+            self.shown,
+            shard,
+            told,
+        )
+
+    def handled(self, event: Event) -> None:
+        """This was the last one of a batch."""
+        with contextlib.suppress(ValueError, TypeError):  # a time that is none, or of nowhere
+            sent = datetime.fromisoformat(event.timestamp)
+            self._lag_s = (datetime.now(UTC) - sent).total_seconds()
