@@ -318,8 +318,8 @@ class KeepingContract(AppendingContract):
         await log.append("gone", b"x", id="a", keep=gone, ends=True)
         await log.append("open", b"x", id="a")
         await self.age(store, SHORT_S + LITTLE_S)
-        await log.append("fresh", b"x", id="a", keep=short)
         assert await log.sweep(limit=2) <= 2
+        await log.append("fresh", b"x", id="a", keep=short)
         assert await log.sweep() <= 5
         assert await log.sweep() == 0
         assert await self.streams_left(store) in (None, 3)
@@ -327,3 +327,12 @@ class KeepingContract(AppendingContract):
         assert lives == {"old0": "unknown", "gone": "gone", "open": "open", "fresh": "open"}
         assert isinstance(await log.append("gone", b"x", id="a"), Repeated)
         assert len((await log.read("open")).entries) == 1
+
+    async def test_new_streams_make_room_for_themselves(self, store: Any, log: Any) -> None:
+        """What nobody sweeps does not pile up."""
+        for n in range(6):
+            await log.append(f"old{n}", b"x", id="a", keep=Keep(idle_s=SHORT_S))
+        await self.age(store, SHORT_S + LITTLE_S)
+        for n in range(6):
+            await log.append(f"new{n}", b"x", id="a")
+        assert await self.streams_left(store) in (None, 6)
