@@ -157,13 +157,14 @@ async def test_a_bell_that_was_deaf_wakes_everybody_when_it_hears_again(tmp_path
     store = SQLiteStore(tmp_path / "log.db")
     ear, looks = Ear(), 0
 
-    def broken():
+    def broken(*_):
         nonlocal looks
         looks += 1
         raise StoreUnavailableError("locked")
 
-    monkeypatch.setattr(store._connections, "data_version", broken)
     listening = store.bell()
+    for verb in ("data_version", "read"):
+        monkeypatch.setattr(store._connections, verb, broken)
     await listening.listen(STREAM, ear.wake)
     while looks < 3:
         await asyncio.sleep(0)

@@ -180,10 +180,13 @@ def test_a_stream_that_begins_anew_leaves_the_old_one_to_the_sweep(path, log, cl
 def test_what_this_store_has_rung_for_is_not_told_again(path, store, log):
     watch = bell.Watch(store._connections, store._streams)
     assert not watch.look()
+    assert watch.glance(), "this connection was not asked before"
+    assert not watch.glance()
     put(log, "a")
     assert not watch.look()
     with contextlib.closing(SQLiteStore(path)) as other:
         put(other.log(SYNC), "b")
+        assert watch.glance()
         assert watch.look() == [STREAM]
         assert not watch.look()
         put(other.log(SYNC), "a", "job-2")
