@@ -315,7 +315,19 @@ def problem(
     name: str, detail: str, *, retry_after: float | None = None, **members: Any
 ) -> Response:
     """An error as `application/problem+json` (RFC 9457)."""
-    status, title = PROBLEMS[name]
+    return described(name, *PROBLEMS[name], detail, retry_after=retry_after, **members)
+
+
+def described(
+    name: str,
+    status: int,
+    title: str,
+    detail: str,
+    *,
+    retry_after: float | None = None,
+    **members: Any,
+) -> Response:
+    """A problem that need not be one of ours."""
     said = {"type": TYPE + name, "title": title, "status": status, "detail": detail, **members}
     body = json.dumps(said).encode()
     headers = [

@@ -1,0 +1,243 @@
+"""One stream, read once for everybody in this process who follows it.
+
+Listen first, then read: a ring between the two would be lost otherwise, and with it, perhaps, the
+last entry there ever is. From then on: wait for a ring, read what is there, wake the followers.
+
+When the log cannot go on from where the reader is (a failover has taken entries back, or all were
+trimmed that it had not read), everybody is told once, with the state, and stays connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from semel.colour import keep
+from semel.entries import Life, Page, Position, Snapshot
+from semel.errors import StoreUnavailableError
+from semel.feed.values import Reset, reason_of
+from semel.feed.window import KEEP_ENTRIES, Window
+
+if TYPE_CHECKING:
+    from semel.feed import Feed
+    from semel.feed.subscription import Subscription
+
+__all__ = ["PAGE", "Reader", "Together"]
+
+T = TypeVar("T")
+
+# Read at once. As many as a window keeps: whoever was at its head finds all of them there.
+PAGE = KEEP_ENTRIES
+
+
+class Together:
+    """Whoever asks the same at the same time gets one answer."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Any, asyncio.Task[Any]] = {}
+
+    async def ask(self, what: object, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        task = self._asked.get(what)
+        if task is None:
+            task = self._asked[what] = asyncio.ensure_future(_answer(work()))
+            task.add_done_callback(lambda _: self._asked.pop(what, None))
+            keep(task)
+        answer = await asyncio.shield(task)  # one who leaves takes the answer from nobody
+        if isinstance(answer, BaseException):
+            raise answer
+        found: T = answer
+        return found
+
+
+async def _answer(work: Awaitable[T]) -> T | Exception:
+    """An error is an answer, too: that nobody is left to hear it is no defect."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - raised by whoever has asked
+        return error
+
+
+class Reader:
+    """Reads one stream, beginning behind `start`, for as long as anybody follows it."""
+
+    def __init__(self, feed: Feed, stream: str, start: Position) -> None:
+        self.stream = stream
+        self.window = Window(start, feed.encode)
+        self.life: Life = "unknown"
+        self.followers: dict[Subscription, None] = {}
+        self.generation = 0
+        """Grows whenever everybody is told of a hole."""
+        self.reset: Reset | None = None
+        """What everybody is told of the last one."""
+        self.left_at = 0.0
+        """When the last one has left it, or when it was over: then it is kept for a while."""
+        self.is_over = False
+        """There is nothing more to come, and all of it was read."""
+        self.is_synced = False
+        """It knows what there is of the stream, as of some moment."""
+        self._feed = feed
+        self._tried = asyncio.Event()
+        self._error: Exception | None = None
+        """Of the last try; it tries again when somebody wakes it."""
+        self._snapshot: Snapshot | None = None
+        self._is_lost = False  # as of the last turn
+        self._is_rung = False
+        self._is_looked_after = False  # woken by the net, and by nobody since
+        self._waiter: asyncio.Future[None] | None = None
+        self._task = asyncio.ensure_future(self._run())
+        keep(self._task)
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        feed = self._feed
+        await feed.bell.listen(self.stream, self.ring)
+        try:
+            while not self.is_over:
+                if await self._try():
+                    await asyncio.sleep(0)  # let them take it before the window moves on
+                elif not self.is_over:
+                    await self._wait()
+        finally:
+            self._tried.set()
+            feed.circuit.gave_up(self.stream)
+            await feed.bell.leave(self.stream, self.ring)
+
+    async def _try(self) -> bool:
+        """Read once. Is there more?"""
+        try:
+            has_more = await self._turn()
+        except Exception as error:  # noqa: BLE001 - whatever it is: the circuit tells of it
+            self._feed.circuit.failed(error, self.stream)
+            self._error = error
+            self._tried.set()
+            return False
+        self._feed.circuit.passed(self.stream)
+        self._error = None
+        return has_more
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def ready(self) -> None:
+        """When this returns, it is known what there is of the stream."""
+        if not self.is_synced:
+            await self._tried.wait()
+            if not self.is_synced:
+                why = self._error or "it was closed"
+                raise StoreUnavailableError(f"the log cannot be read: {why}") from self._error
+
+    # --- being woken ----------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        self._feed.counts.rings += 1
+        self._is_looked_after = False
+        self.wake()
+
+    def look(self, head: Position) -> None:
+        """The stream ends there, says somebody who has looked: is that news?"""
+        self.window.trim()
+        if self._error is not None:
+            self.wake()
+        elif head != self.window.head and not self._is_rung:
+            self._is_looked_after = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._is_rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        if not self._is_rung:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._is_rung = False
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _turn(self) -> bool:
+        window = self.window
+        page = await self._feed.read(self.stream, window.head)
+        if page.lost:
+            return await self._lost(page)
+        self._is_lost = False
+        if page.entries and self._is_looked_after:
+            self._feed.counts.found += 1
+        self._is_looked_after = False
+        is_news = bool(page.entries) or page.life != self.life or not self.is_synced
+        reaches = window.head.offset + len(page.entries)
+        if not self.is_synced and reaches < page.head.offset:
+            # The first to come is far behind. It has to read for itself; those at the end do not.
+            self.window = Window(page.head, self._feed.encode)
+        else:
+            window.add(page.entries)
+        self._synced(page.life, at_end=self.window.head == page.head)
+        if is_news:
+            self.tell()
+        return self.window.head != page.head
+
+    async def _lost(self, page: Page) -> bool:
+        reason = reason_of(page, self.window.head)
+        snapshot = await self._load()
+        if snapshot.life == "unknown":
+            reason = "gone"
+        if self._is_lost:
+            raise StoreUnavailableError(
+                f"the state and the entries of {self.stream!r} are of two histories"
+            )
+        self._is_lost = True
+        self.window = Window(snapshot.position, self._feed.encode)
+        if self.is_synced:
+            self.generation += 1
+            self.reset = Reset(reason, snapshot)
+        self._synced(snapshot.life, at_end=True)
+        self.tell()
+        return not self.is_over
+
+    def _synced(self, life: Life, *, at_end: bool) -> None:
+        self.life = life
+        self.is_over = at_end and life in {"ended", "gone"}
+        if self.is_over:
+            self.left_at = self._feed.now()
+        self.is_synced = True
+        self._tried.set()
+
+    def tell(self) -> None:
+        for follower in self.followers:
+            follower.wake()
+
+    async def page(self, after: Position, limit: int) -> Page:
+        """What follows a position that the window does not have.
+
+        Asked once for all who ask at the same time, and kept for those who come next, if it can be.
+        """
+        asked = (self.stream, after, limit)
+        return await self._feed.together.ask(asked, lambda: self._before(after, limit))
+
+    async def _before(self, after: Position, limit: int) -> Page:
+        page = await self._feed.read(self.stream, after, limit)
+        self.window.precede(after, page.entries)
+        return page
+
+    # --- the state ------------------------------------------------------------------------------
+
+    async def snapshot(self) -> Snapshot:
+        """The state as of a moment from which one can go on: asked for once for everybody."""
+        held = self._snapshot
+        if held is None or not self._leads_on(held.position):
+            held = await self._load()
+        return held
+
+    def _leads_on(self, position: Position) -> bool:
+        """Is everything behind it at hand, or yet to be read?"""
+        return position.offset > self.window.head.offset or self.window.has(position)
+
+    async def _load(self) -> Snapshot:
+        snapshot = await self._feed.load(self.stream)
+        self._snapshot = snapshot
+        return snapshot

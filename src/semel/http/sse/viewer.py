@@ -1,0 +1,249 @@
+"""One connection: a viewer of one job, from its first frame to its last.
+
+It has no queue, no timer and no clock. The feed wakes it when there is something, and it writes all
+that has come since in whole frames, and waits again. Everything else is seen to by the round that
+looks at each of them once a second (`look`): signs of life, its age, whether it may still see this,
+and whether it takes what is written. Who does not is cut off: what it has not got is in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol, TypeAlias
+
+from semel.colour import ASYNC
+from semel.errors import StoreUnavailableError
+from semel.feed import End, Reset, Subscription
+from semel.feed.values import Burst
+from semel.http.asgi import Receive, Send
+from semel.http.protocol import Refusal
+from semel.http.sse import frames
+from semel.http.sse.limits import Limits
+from semel.http.sse.status import GatewayCounts
+from semel.http.sse.view import Some, View
+
+__all__ = ["Closing", "Pace", "Viewer"]
+
+Closing: TypeAlias = Literal["", "gone", "slow", "old", "drained", "refused"]
+"""Why it ends: not yet; the client has left; it is too slow; it is as old as it may get; the
+gateway ends; it may not see this any more."""
+
+
+class Pace(Protocol):
+    """How often what is due. Durations are seconds; None is never."""
+
+    @property
+    def heartbeat_s(self) -> float: ...
+
+    @property
+    def reauthorise_s(self) -> float | None: ...
+
+
+class Viewer:
+    """Writes what its subscription has, as its view shows it.
+
+    `may_go_on` gives its principal, and raises `Refusal` when it may not. `abort` drops the
+    connection with what is in its buffers; where a server offers no such thing, the task is
+    cancelled, which is all that we can do.
+    """
+
+    __slots__ = (
+        "_abort",
+        "_asks_at",
+        "_counts",
+        "_errand",
+        "_is_dropped",
+        "_is_writing",
+        "_may_go_on",
+        "_old_at",
+        "_pace",
+        "_seen",
+        "_send",
+        "_still_since",
+        "_task",
+        "_view",
+        "_writes",
+        "closing",
+        "following",
+    )
+
+    def __init__(
+        self,
+        following: Subscription,
+        view: View,
+        send: Send,
+        *,
+        pace: Pace,
+        old_at: float,
+        may_go_on: Callable[[], Awaitable[Any]],
+        abort: Callable[[], object] | None,
+        counts: GatewayCounts,
+    ) -> None:
+        self.following = following
+        self.closing: Closing = ""
+        self._view = view
+        self._send = send
+        self._pace = pace
+        self._old_at = old_at
+        self._may_go_on = may_go_on
+        self._abort = abort
+        self._counts = counts
+        self._task = asyncio.current_task()
+        self._is_dropped = False
+        self._is_writing = False
+        self._writes = 0
+        self._errand: Literal["", "beat", "ask"] = ""
+        # What the round knows: how many writes there were, and since when there was none.
+        self._seen = 0
+        self._still_since = now = ASYNC.now()
+        self._asks_at = math.inf if pace.reauthorise_s is None else now + pace.reauthorise_s
+
+    # --- from outside ---------------------------------------------------------------------------
+
+    def look(self, limits: Limits, now: float) -> None:
+        """What is due? Called once a second, for each: what is due is a second late at most."""
+        if self._writes != self._seen:
+            self._seen, self._still_since = self._writes, now
+        if self._is_writing:  # which nobody can see, unless it has to wait
+            if self._is_slow(limits, now - self._still_since):
+                self.drop()
+        elif now >= self._old_at:
+            self.close("old")
+        elif now >= self._asks_at:
+            assert self._pace.reauthorise_s is not None
+            self._asks_at = now + self._pace.reauthorise_s
+            self._send_on("ask")
+        elif now - self._still_since >= self._pace.heartbeat_s:
+            self._send_on("beat")
+
+    def _is_slow(self, limits: Limits, still_s: float) -> bool:
+        if still_s > limits.write_within_s:
+            return True
+        return self.following.is_behind(limits.behind_events, limits.behind_bytes)
+
+    def _send_on(self, errand: Literal["beat", "ask"]) -> None:
+        self._errand = errand
+        self.following.wake()
+
+    def close(self, why: Closing) -> None:
+        """End it between two frames."""
+        self.closing = self.closing or why
+        self.following.wake()
+
+    def drop(self) -> None:
+        """End it at once, whatever is in the way."""
+        self.close("slow")
+        self._is_dropped = True
+        if self._abort is not None:
+            self._abort()
+        elif self._task is not None and self._is_writing:
+            self._task.cancel()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self, receive: Receive, retry_ms: int) -> None:
+        listening = asyncio.ensure_future(self._listen(receive))
+        try:
+            if not await self._greet(retry_ms):
+                await self._follow()
+        except asyncio.CancelledError:
+            if not self._is_dropped:
+                raise
+            assert self._task is not None
+            self._task.uncancel()  # it was us
+        finally:
+            listening.cancel()
+
+    async def _listen(self, receive: Receive) -> None:
+        """Until the client is gone. Nobody else would tell us."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.close("gone")
+
+    async def _greet(self, retry_ms: int) -> bool:
+        """The first frame, and what there is to begin with. Was it the last, too?
+
+        The cursor it begins from is told only when it is known that one can go on from there: who
+        is cut off in between would never hear of the hole.
+        """
+        following = self.following
+        cursor, is_sound = following.position, True
+        news = following.take()
+        if news is None and following.needs_log:
+            try:
+                news = await following.fetch()
+            except StoreUnavailableError:
+                is_sound = False
+        is_sound = is_sound and not isinstance(news, Reset)
+        hello = frames.hello(following.head, cursor if is_sound else None, retry_ms)
+        return await self._tell(news, hello)
+
+    async def _follow(self) -> None:
+        following, view = self.following, self._view
+        while not self.closing:
+            if self._errand:
+                await self._run_errand()
+            news = following.take()
+            if type(news) is Burst:
+                self._counts.events += len(news.entries)
+                await self._write(view.shown(news))
+                if following.is_at_head:
+                    await following.wait()
+            elif news is not None:
+                if await self._tell(news):
+                    return
+            elif following.needs_log:
+                with contextlib.suppress(StoreUnavailableError):  # it is woken when that is over
+                    await self._tell(await following.fetch())
+            else:
+                await following.wait()
+        if self.closing not in {"gone", "slow"}:
+            await self._write(b"", more=False)
+
+    async def _tell(self, news: Burst | Reset | End | None, before: bytes = b"") -> bool:
+        """Write it, behind what is to come before. Was it the last?"""
+        match news:
+            case Burst():
+                self._counts.events += len(news.entries)
+                before += self._view.shown(news)
+            case Reset():
+                self._counts.resets[news.reason] += 1
+                before += self._view.reset(news)
+            case End():
+                await self._write(before + frames.end(news.position), more=False)
+                return True
+            case None:
+                pass
+        if before:
+            await self._write(before)
+        return False
+
+    async def _run_errand(self) -> None:
+        errand, self._errand = self._errand, ""
+        if errand == "ask":
+            await self._ask_again()
+        else:
+            await self._write(frames.head(self.following.position))
+
+    async def _ask_again(self) -> None:
+        self._is_writing = True  # whoever is asked may not answer
+        try:
+            principal = await self._may_go_on()
+        except Refusal:
+            self.close("refused")
+        else:
+            if isinstance(self._view, Some):
+                self._view.principal = principal
+        self._is_writing = False
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        self._is_writing = True
+        self._writes += 1
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError:  # some servers say so that the client is gone
+            self.close("gone")
+        self._is_writing = False

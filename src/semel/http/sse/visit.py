@@ -1,0 +1,239 @@
+"""One request, from its head to its last byte: who is it, what do they want, may they have it?"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from semel.bus.jobs import stream_of
+from semel.bus.watching import Start, start_behind
+from semel.colour import ASYNC
+from semel.errors import SettingsError, StoreUnavailableError
+from semel.feed import Feed, Subscription
+from semel.http.asgi import ASGIScope, Receive, Send, request_of
+from semel.http.protocol import Header, Refusal, Response
+from semel.http.sse import frames
+from semel.http.sse.asking import Request, asked, job_of
+from semel.http.sse.cors import Cors
+from semel.http.sse.crowd import Crowd
+from semel.http.sse.limits import BACK_S, Seats
+from semel.http.sse.problems import forbidden, later, refused, unauthorised
+from semel.http.sse.status import GatewayCounts
+from semel.http.sse.tickets import Tickets
+from semel.http.sse.view import Everything, Project, Some, View
+from semel.http.sse.viewer import Viewer
+from semel.stores.log_rules import name_of
+from semel.values import value
+
+__all__ = ["ABORT", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
+
+Authorise: TypeAlias = Callable[[Request, str], Any]
+"""From a request and a job's id to the principal, sync or async. None and False are refusals, and
+so is a `Refusal` that it raises."""
+
+# In scope["extensions"]: drops the connection at once, with whatever waits to be sent on it.
+ABORT = "semel.abort"
+
+# A connection ends at its age or a little sooner, so that those that came together part.
+AGE_JITTER = 0.2
+
+RETRY_STORE_S = 1.0
+
+NO_STORE: Header = (b"cache-control", b"no-store")
+STREAM: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    NO_STORE,
+    (b"x-accel-buffering", b"no"),  # nginx would keep frames until it has enough of them
+)
+ALLOW: Header = (b"allow", b"GET, HEAD, OPTIONS")
+
+
+@value
+class Terms:
+    """The settings of a gateway."""
+
+    domain: str
+    base: str
+    authorise: Authorise | None
+    project: Project | None
+    tickets: Tickets | None
+    cors: Cors
+    waits_for_unknown: bool
+    heartbeat_s: float
+    max_age_s: float
+    reauthorise_s: float | None
+    retry_ms: tuple[int, int]
+
+
+@value
+class House:
+    """What all requests on one event loop share."""
+
+    terms: Terms
+    feed: Feed
+    crowd: Crowd
+    seats: Seats
+    counts: GatewayCounts
+    everything: Everything
+
+
+class Visit:
+    """One request. `answer` gives what is left to be said, or shows a stream to its end."""
+
+    def __init__(self, house: House, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        self._house = house
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        head = request_of(scope)
+        self.request = Request(head.method, head.path, head.query, head.headers, head.raw)
+        self.headers = house.terms.cors.headers(self.request)
+        self._job_id = ""
+        self._stream = ""
+
+    async def answer(self, *, is_draining: bool) -> Response | None:
+        """None when it was a stream, which is over by now."""
+        terms, request = self._house.terms, self.request
+        if request.method == "OPTIONS":
+            return terms.cors.preflight(request)
+        if request.method not in {"GET", "HEAD"}:
+            raise refused("method-not-allowed", "Send GET.", headers=(ALLOW,))
+        if is_draining:
+            raise later("draining", "Another one takes over. Come back in a while.", BACK_S)
+        self._find_job()
+        wanted = asked(request)
+        try:
+            if not wanted.is_stream:
+                principal = await self._let_in(wanted.ticket)
+                return await self._state(self._view(principal, None))
+            self._house.seats.check_room(ASYNC.now())
+            principal = await self._let_in(wanted.ticket)
+            start = Start(wanted.after, wanted.lost)
+            if wanted.last_seq is not None:
+                start = await start_behind(self._house.feed, self._stream, wanted.last_seq)
+            return await self._seated(principal, start)
+        except StoreUnavailableError as error:
+            raise later(
+                "store-unavailable", "They are there. Come back in a while.", RETRY_STORE_S
+            ) from error
+
+    # --- who, and what --------------------------------------------------------------------------
+
+    def _find_job(self) -> None:
+        terms = self._house.terms
+        job_id = job_of(self._scope, terms.base)
+        if job_id is None:
+            raise refused("job-unknown", f"Jobs are at {terms.base}/JOB_ID.")
+        self._job_id = job_id
+        self._stream = stream_of(terms.domain, job_id)
+        try:
+            name_of(self._stream, "job")
+        except SettingsError:
+            raise _unknown() from None
+
+    async def _let_in(self, ticket: str) -> object:
+        """The principal."""
+        tickets = self._house.terms.tickets
+        if tickets is not None and ticket:
+            found = await tickets.redeem(ticket, self._job_id)
+            self.request = replace(self.request, ticket=found)
+        return await self._principal()
+
+    async def _principal(self) -> object:
+        terms, ticket = self._house.terms, self.request.ticket
+        if terms.authorise is not None:
+            found = terms.authorise(self.request, self._job_id)
+            if inspect.isawaitable(found):
+                found = await found
+            if found is None or found is False:
+                raise forbidden()
+            return found
+        if terms.tickets is not None and ticket is None:
+            raise unauthorised()
+        return None if ticket is None else ticket.principal
+
+    def _view(self, principal: object, only_above: int | None) -> View:
+        project = self._house.terms.project
+        if project is None and only_above is None:
+            return self._house.everything
+        return Some(project, principal, only_above)
+
+    # --- the state ------------------------------------------------------------------------------
+
+    async def _state(self, view: View) -> Response:
+        snapshot = await self._house.feed.load(self._stream)
+        if snapshot.life == "unknown":
+            raise _unknown()
+        if snapshot.life == "gone":
+            raise _gone()
+        tag = b'"%b-%b"' % (str(snapshot.position).encode(), snapshot.life.encode())
+        if self.request.header("if-none-match") == tag.decode():
+            return Response(304, ((b"etag", tag),), b"")
+        body = frames.written(view.state(snapshot))
+        length = (b"content-length", b"%d" % len(body))
+        return Response(200, ((b"content-type", b"application/json"), length, (b"etag", tag)), body)
+
+    # --- the stream -----------------------------------------------------------------------------
+
+    async def _seated(self, principal: object, start: Start) -> Response | None:
+        house = self._house
+        house.seats.take(principal)
+        following: Subscription | None = None
+        try:
+            following = house.feed.follow(self._stream, start.after, start.lost)
+            await following.ready()
+            if self._has_had_all(following):
+                return Response(204, (), b"")
+            await self._show(following, self._view(principal, start.only_above))
+            return None
+        finally:
+            if following is not None:
+                following.close()
+            house.seats.leave(principal)
+
+    def _has_had_all(self, following: Subscription) -> bool:
+        """Is there nothing more for whoever has this cursor, now and ever?"""
+        if following.life == "unknown" and not self._house.terms.waits_for_unknown:
+            raise _unknown()
+        if following.is_at_end:
+            return True
+        if following.life == "gone":
+            raise _gone()
+        return False
+
+    async def _show(self, following: Subscription, view: View) -> None:
+        send, house, terms = self._send, self._house, self._house.terms
+        headers = [*STREAM, *self.headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if self.request.method == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        counts = house.counts
+        counts.opened += 1
+        counts.resumed += following.position.offset > 0
+        age_s = terms.max_age_s * (1 - AGE_JITTER * random.random())  # noqa: S311
+        viewer = Viewer(
+            following,
+            view,
+            send,
+            pace=terms,
+            old_at=ASYNC.now() + age_s,
+            may_go_on=self._principal,
+            abort=(self._scope.get("extensions") or {}).get(ABORT),
+            counts=counts,
+        )
+        try:
+            await house.crowd.watch(viewer, self._receive, random.randint(*terms.retry_ms))  # noqa: S311
+        finally:
+            counts.closed[viewer.closing or "ended"] += 1
+
+
+def _unknown() -> Refusal:
+    return refused("job-unknown", "Nobody has said anything about this job, or not for long.")
+
+
+def _gone() -> Refusal:
+    return refused("job-gone", "There is nothing more to be had of it.")
