@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.brokers import MemoryBroker
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.health import serve, server, watch
-from semel.health.metrics import RELAY, WORKER
+from semel.health.metrics import RELAY, ROUTER, WORKER
 from semel.health.server import Answer, listening
 from semel.inbox import MemoryInbox
 from semel.messages import Forked, Full, Tail
@@ -415,7 +415,10 @@ def test_the_reference_names_every_metric():
     page = REFERENCE.read_text()
     named = re.findall(r"^\| `(semel_[\w{},]+)` \|", page, re.MULTILINE)
     documented = {
-        name.replace("{relay,worker}", kind) for name in named for kind in ("relay", "worker")
+        name.replace("{relay,worker,router}", kind)
+        for name in named
+        for kind in ("relay", "worker", "router")
     }
-    there = {f"{one.name}{'_total' if one.counts else ''}" for one in (*RELAY, *WORKER)}
+    told = (*RELAY, *WORKER, *ROUTER)
+    there = {f"{one.name}{'_total' if one.counts else ''}" for one in told}
     assert documented == there

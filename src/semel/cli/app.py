@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +33,7 @@ from semel.cli.command import (
     confirm,
     fail,
     on_disk,
+    refuse_empty,
     refuse_memory,
     reporting,
 )
@@ -41,13 +41,14 @@ from semel.cli.doctor import doctor
 from semel.cli.outbox import outbox
 from semel.cli.parked import parked
 from semel.cli.relay import relay
+from semel.cli.router import router
 from semel.cli.worker import worker
 from semel.errors import (
     CorruptRecordError,
     ReplayedError,
     SettingsError,
 )
-from semel.stores import connect, path_of
+from semel.stores import connect
 from semel.values import State
 
 # No pretty tracebacks: they print local variables, and one of them is the URL.
@@ -72,6 +73,7 @@ app.command(cls=Command)(relay)
 app.add_typer(outbox, name="outbox")
 app.command(cls=Command)(worker)
 app.add_typer(parked, name="parked")
+app.command(cls=Command)(router)
 app.command(cls=Command)(doctor)
 
 First = Annotated[
@@ -141,16 +143,9 @@ def _report(error: Any, args: Sequence[str]) -> int:
 @contextmanager
 def _opened(url: str) -> Iterator[Admin]:
     with reporting(url):
-        _refuse_empty(url)
+        refuse_empty(url)
         with Admin(disk.meant(url)) as desk:
             yield desk
-
-
-def _refuse_empty(url: str) -> None:
-    """A store that is made by opening it would hide a mistyped path behind "not found"."""
-    refuse_memory(url)
-    if on_disk(url) and not Path(path_of(url)).exists():
-        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
 
 
 def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -85,6 +86,13 @@ def refuse_memory(url: str) -> None:
             f"{url} lives inside the process that made it; give the URL of a store on disk "
             "or on a server"
         )
+
+
+def refuse_empty(url: str) -> None:
+    """A store that is made by opening it would hide a mistyped path behind "not found"."""
+    refuse_memory(url)
+    if on_disk(url) and not Path(path_of(url)).exists():
+        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
 
 
 def on_disk(url: str) -> bool:

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from semel.bus import RouterStatus
 from semel.cli import show
 from semel.colour import ASYNC
 from semel.health import Report, Watch
+from semel.health.watch import Status
 from semel.relay import RelayStatus
-from semel.worker import WorkerStatus
 
 __all__ = ["Line", "opened", "tell"]
 
@@ -123,17 +124,19 @@ async def tell(watch: Watch, line: Line, redact: Callable[[str], str]) -> None:
         await ASYNC.sleep(EVERY_S)
 
 
-def _state(status: RelayStatus | WorkerStatus) -> tuple[Any, ...]:
+def _state(status: Status) -> tuple[Any, ...]:
     """What people want to hear of when it changes."""
     state = (status.owned, status.members, status.waits_for, bool(status.outage))
     if isinstance(status, RelayStatus):
         return (*state, status.refused, tuple(status.held), tuple(status.stopped))
-    return state
+    return (*state, status.lost) if isinstance(status, RouterStatus) else state
 
 
-def _done(status: RelayStatus | WorkerStatus) -> int:
+def _done(status: Status) -> int:
     if isinstance(status, RelayStatus):
         return status.published
+    if isinstance(status, RouterStatus):
+        return status.routed
     return sum(topic.applied for topic in status.topics.values())
 
 
@@ -145,6 +148,12 @@ def _told(report: Report, rate: float) -> str:
         said += [f"{status.published:,} published", f"{rate:,.0f}/s", *_behind(report)]
         said += [f"{status.refused:,} refused"] if status.refused else []
         said += [f"{topic} waits" for topic in status.held]
+    elif isinstance(status, RouterStatus):
+        refused = sum(status.refused.values())
+        said += [f"{status.routed:,} routed", f"{rate:,.0f}/s"]
+        said += [f"{refused:,} passed over"] if refused else []
+        said += [f"events lost {status.lost:,} times"] if status.lost else []
+        said += [] if status.lag_s is None else [f"lag {show.span(status.lag_s)}"]
     else:
         held = sum(topic.held for topic in status.topics.values())
         said += [f"{_done(status):,} applied", f"{rate:,.0f}/s", f"{held:,} held"]

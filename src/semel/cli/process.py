@@ -23,6 +23,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
+from semel.bus import Router
 from semel.cli import line, show
 from semel.cli.command import REFUSED, seconds
 from semel.colour import keep
@@ -33,7 +34,7 @@ from semel.worker import Worker
 
 __all__ = ["GRACE", "Grace", "Http", "Quiet", "run"]
 
-P = TypeVar("P", Relay, Worker)
+P = TypeVar("P", Relay, Worker, Router)
 
 # A worker's own grace is 25 s; what looks after processes kills them after 30 s.
 GRACE = "28s"

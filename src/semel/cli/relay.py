@@ -24,10 +24,14 @@ from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.errors import SettingsError
 from semel.relay import BATCH, Relay
 
-__all__ = ["BROKER", "refuse_memory_broker", "relay"]
+__all__ = ["BROKER", "Lease", "lease_of", "refuse_memory_broker", "relay"]
 
 BROKER = "SEMEL_BROKER"
 LEAST_LEASE_S = 1.0
+
+Lease = Annotated[
+    str, typer.Option(metavar="TIME", help="How long others wait for one that has died.")
+]
 
 
 def relay(
@@ -52,9 +56,7 @@ def relay(
             metavar="TIME", help=f"How long published events stay in the outbox, or {FOREVER}."
         ),
     ] = "1h",
-    lease: Annotated[
-        str, typer.Option(metavar="TIME", help="How long others wait for one that has died.")
-    ] = "10s",
+    lease: Lease = "10s",
     notify: Annotated[
         bool, typer.Option("--notify", help="Listen to PostgreSQL's NOTIFY of new events.")
     ] = False,
@@ -66,9 +68,7 @@ def relay(
     if not to:
         fail(f"give the broker's URL with --to, or set {BROKER}", BAD_INPUT)
     keep_s = seconds_or_forever("--keep", keep)
-    lease_s = seconds("--lease", lease)
-    if lease_s < LEAST_LEASE_S:
-        fail(f"--lease {lease} is too short to be renewed in time; give 1s or more", BAD_INPUT)
+    lease_s = lease_of(lease)
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Relay]:
@@ -94,6 +94,13 @@ def relay(
         process.run(
             opened, about=f"from {url} to {to}", http=http, grace=grace, quiet=quiet, urls=(url, to)
         )
+
+
+def lease_of(lease: str) -> float:
+    lease_s = seconds("--lease", lease)
+    if lease_s < LEAST_LEASE_S:
+        fail(f"--lease {lease} is too short to be renewed in time; give 1s or more", BAD_INPUT)
+    return lease_s
 
 
 def refuse_memory_broker(to: str) -> None:

@@ -29,7 +29,7 @@ __all__ = ["Report", "Watch", "serve"]
 
 @contextlib.asynccontextmanager
 async def serve(*parts: Part | Watch, at: str) -> AsyncIterator[str]:
-    """Answer for these relays and workers at `HOST:PORT` while the block runs; gives the URL."""
+    """Answer for these parts at `HOST:PORT` while the block runs; gives the URL."""
     watches = [part if isinstance(part, Watch) else Watch(part) for part in parts]
     titles = [watch.title for watch in watches]
     for twin in {title for title in titles if titles.count(title) > 1}:

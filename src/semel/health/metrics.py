@@ -1,6 +1,6 @@
 """The same as Prometheus reads it, made from reports when it is asked for.
 
-Nothing is counted here: relays and workers count for themselves, and this tells it on.
+Nothing is counted here: relays, workers and routers count for themselves, and this tells it on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from semel.bus import RouterStatus
 from semel.health.watch import Report
 from semel.relay import RelayStatus
 from semel.worker import WorkerStatus
@@ -32,7 +33,7 @@ class _Collector(Collector):
         self._reports = reports
 
     def collect(self) -> Iterable[Metric]:
-        for kind, label, told in ((RelayStatus, "name", RELAY), (WorkerStatus, "group", WORKER)):
+        for kind, label, told in KINDS:
             reports = [report for report in self._reports if isinstance(report.status, kind)]
             if reports:
                 yield from (_family(one, label, reports) for one in told)
@@ -79,6 +80,11 @@ def _lag(name: str) -> Callable[[Report], Samples]:
 def _each(name: str) -> Callable[[Report], Samples]:
     """1 for each key of a mapping in the status."""
     return lambda report: [((str(key),), 1) for key in getattr(report.status, name)]
+
+
+def _by(name: str) -> Callable[[Report], Samples]:
+    """The numbers of a mapping in the status."""
+    return lambda report: [((key,), n) for key, n in getattr(report.status, name).items()]
 
 
 def _topic(name: str) -> Callable[[Report], Samples]:
@@ -158,4 +164,44 @@ WORKER = (
         _one(lambda s: s.lag_s),
     ),
     *_party("semel_worker"),
+)
+
+ROUTER = (
+    _Told(
+        "semel_router_routed",
+        "Events that were added to their jobs' logs.",
+        _one(lambda s: s.routed),
+        counts=True,
+    ),
+    _Told(
+        "semel_router_repeated",
+        "Events that were there when they came.",
+        _one(lambda s: s.repeated),
+        counts=True,
+    ),
+    _Told(
+        "semel_router_refused",
+        "Events that were passed over, by reason.",
+        _by("refused"),
+        ("why",),
+        counts=True,
+    ),
+    _Told(
+        "semel_router_lost",
+        "How often a shard had lost events that may not have been routed.",
+        _one(lambda s: s.lost),
+        counts=True,
+    ),
+    _Told(
+        "semel_router_lag_seconds",
+        "How old the last event was when it was routed.",
+        _one(lambda s: s.lag_s),
+    ),
+    *_party("semel_router"),
+)
+
+KINDS = (
+    (RelayStatus, "name", RELAY),
+    (WorkerStatus, "group", WORKER),
+    (RouterStatus, "name", ROUTER),
 )

@@ -1,4 +1,4 @@
-"""What a relay or a worker is up to, and what only its store can tell.
+"""What a relay, a worker or a router is up to, and what only its store can tell.
 
 A status costs nothing. How far behind a relay is, the database has to be asked, and probes, people
 and Prometheus all ask: so it is asked once for all of them, at most once a second. An answer that
@@ -13,6 +13,7 @@ import math
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from semel.bus import Router, RouterStatus
 from semel.colour import ASYNC
 from semel.errors import SemelError
 from semel.relay import Relay, RelayStatus
@@ -22,9 +23,10 @@ from semel.worker import Worker, WorkerStatus
 if TYPE_CHECKING:
     from semel.stores.sql.outbox_reading import Lag
 
-__all__ = ["Part", "Report", "Watch"]
+__all__ = ["Part", "Report", "Status", "Watch"]
 
-Part: TypeAlias = Relay | Worker
+Part: TypeAlias = Relay | Worker | Router
+Status: TypeAlias = RelayStatus | WorkerStatus | RouterStatus
 
 FRESH_S = 1.0
 
@@ -39,7 +41,7 @@ NOBODYS = bytes(32)
 class Report:
     """A status, and how far a relay is behind; `silence` says why the store did not tell."""
 
-    status: RelayStatus | WorkerStatus
+    status: Status
     lag: Lag | None = None
     silence: str = ""
 
@@ -51,19 +53,18 @@ class Report:
         return [reason for reason in dict.fromkeys(reasons) if reason]
 
     def as_json(self) -> dict[str, Any]:
-        told = {"kind": _kind(self.status), "ready": not self.why}
+        told = {"kind": _KINDS[type(self.status)], "ready": not self.why}
         told |= dataclasses.asdict(self.status)
         if self.lag is not None:  # without the queries of others, which are nobody's business
             told["lag_s"], told["unpublished"] = self.lag.age_s, self.lag.unpublished
         return told
 
 
-def _kind(status: RelayStatus | WorkerStatus) -> str:
-    return "relay" if isinstance(status, RelayStatus) else "worker"
+_KINDS = {RelayStatus: "relay", WorkerStatus: "worker", RouterStatus: "router"}
 
 
 class Watch:
-    """Looks at one relay or worker. `close` ends what it may still be asking."""
+    """Looks at one relay, worker or router. `close` ends what it may still be asking."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -76,9 +77,9 @@ class Watch:
     def title(self) -> str:
         """What people call it."""
         part = self._part
-        return f"relay {part.name}" if isinstance(part, Relay) else f"worker {part.group}"
+        return f"relay {part.name}" if isinstance(part, Relay) else part.shown
 
-    def status(self) -> RelayStatus | WorkerStatus:
+    def status(self) -> Status:
         return self._part.status()
 
     async def report(self) -> Report:
@@ -113,5 +114,5 @@ def _question(part: Part) -> Coroutine[Any, Any, Lag | None]:
     return _reach(part)
 
 
-async def _reach(worker: Worker) -> None:
-    await worker.store.ledger(ASYNC).look(NOBODYS)
+async def _reach(part: Worker | Router) -> None:
+    await part.store.ledger(ASYNC).look(NOBODYS)
