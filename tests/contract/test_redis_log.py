@@ -42,8 +42,8 @@ def aged(name, word, by_us):
     if name in (b"g", b"u"):
         return b"%d" % (int(word) - by_us) if word else b""
     if name[:1] == b"i":
-        mark, offset, tag, time, reply = word.split(b" ", 4)
-        return b" ".join((mark, offset, tag, b"%d" % (int(time) - by_us), reply))
+        mark, offset, tag, came, rest = word.split(b" ", 4)
+        return b" ".join((mark, offset, tag, b"%d" % (int(came) - by_us), rest))
     return word
 
 

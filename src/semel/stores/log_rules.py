@@ -295,9 +295,9 @@ class LogVerbs(ABC):
                 data,
                 name_of(id, "id"),
                 mark_of(id, fingerprint),
-                _checked_fences(fences),
+                checked_fences(fences),
                 expect,
-                _checked_state(state),
+                checked_state(state),
                 reply,
                 ends,
                 keep,
@@ -328,7 +328,7 @@ def name_of(given: str, what: str) -> str:
 _NO_FENCES: Mapping[str, int] = {}
 
 
-def _checked_fences(fences: Mapping[str, int] | None) -> Mapping[str, int]:
+def checked_fences(fences: Mapping[str, int] | None) -> Mapping[str, int]:
     if not fences:
         return _NO_FENCES
     for name, number in fences.items():
@@ -338,7 +338,7 @@ def _checked_fences(fences: Mapping[str, int] | None) -> Mapping[str, int]:
     return fences
 
 
-def _checked_state(state: StateChange | None) -> StateChange | None:
+def checked_state(state: StateChange | None) -> StateChange | None:
     if isinstance(state, Field):
         name_of(state.name, "field")
         if not 0 <= state.rank <= MOST_NUMBER:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from semel.entries import Answer, Page, Position, Snapshot
-from semel.stores.log_rules import Append, LogVerbs
+from semel.entries import Answer, Appended, Keep, Page, Position, Snapshot, StateChange
+from semel.ports import KEEP
+from semel.stores.log_rules import checked_fences, checked_state, mark_of, name_of
 from semel.stores.redis import log_words as words
 from semel.stores.redis.line import Line
 from semel.stores.redis.log_words import Place, place_of
@@ -18,7 +19,7 @@ log = logging.getLogger("semel")
 T = TypeVar("T")
 
 
-class RedisLog(LogVerbs):
+class RedisLog:
     """One colour's log. `line` gives the way to Redis for whoever calls."""
 
     def __init__(self, line: Callable[[], Line], namespace: str) -> None:
@@ -26,16 +27,37 @@ class RedisLog(LogVerbs):
         self._namespace = namespace
         self._has_warned = False
 
-    async def perform(self, op: Append) -> Answer:
-        place = place_of(self._namespace, op.stream)
-        line = self._line()
-        ring = b"SPUBLISH" if line.is_cluster else b"PUBLISH"
-        reply = await line.call(words.appending(place, op, ring))
+    async def append(
+        self,
+        stream: str,
+        data: bytes | None,
+        *,
+        id: str,
+        fingerprint: bytes | None = None,
+        fences: Mapping[str, int] | None = None,
+        expect: int | None = None,
+        state: StateChange | None = None,
+        reply: bytes = b"",
+        ends: bool = False,
+        keep: Keep = KEEP,
+    ) -> Answer:
+        # Said directly, as a claim is: an operation as a value would cost a tenth of the call.
+        place, line = place_of(self._namespace, stream), self._line()
+        mark = mark_of(name_of(id, "id"), fingerprint if fingerprint is not None else data or b"")
+        packed = words.appending(
+            place, mark, id, data, reply, expect, words.packed_keep(keep, ends, line.is_cluster)
+        )
+        if fences or state is not None:
+            packed = words.with_more(packed, checked_fences(fences), checked_state(state))
+        said = await line.call(Call(words.APPEND, place.meta, packed))
+        if type(said) is bytes:
+            offset, _, tag = said.partition(b".")
+            return Appended(Position(int(offset), tag.decode()), reply)
         try:
-            answer = words.answered(op, reply)
+            answer = words.answered(said, fences, reply)
         except SENSELESS as error:
-            raise words.corrupt(place, reply) from error
-        if type(reply) is not bytes and (why := words.why_silent(reply)):
+            raise words.corrupt(place, said) from error
+        if why := words.why_silent(said):
             self._warn(why)
         return answer
 

@@ -40,7 +40,7 @@ from semel.entries import (
 )
 from semel.errors import CorruptRecordError
 from semel.stores import log_rules as rules
-from semel.stores.log_rules import MOST_NUMBER, Append, Row, micros
+from semel.stores.log_rules import MOST_NUMBER, Row, micros, name_of
 from semel.stores.redis.scripts import FOR_EVER_US, Call, Script
 
 _LUA = files("semel.stores") / "lua" / "log"
@@ -86,7 +86,7 @@ class Place:
 
 @lru_cache(maxsize=8192)
 def place_of(namespace: str, stream: str) -> Place:
-    return Place(namespace, stream)
+    return Place(namespace, name_of(stream, "stream"))
 
 
 def _word(word: bytes) -> bytes:
@@ -102,35 +102,39 @@ def _call(script: Script, keys: Sequence[bytes], *args: Any) -> Call:
 
 # What stays the same from call to call is packed once: the keys, and how long a stream is kept.
 _WORDS = 21
-_PLAIN = b"*%d\r\n" % _WORDS + APPEND.by_hash
+_OPENING = b"*%d\r\n" % _WORDS + APPEND.by_hash
 _NOTHING = b"$0\r\n\r\n"
-_ENTRY, _NO_ENTRY = b"$1\r\n1\r\n", b"$1\r\n0\r\n" + _NOTHING
+_NO_ENTRY = b"$1\r\n0\r\n" + _NOTHING
 _NO_FENCES = b"$1\r\n0\r\n"
 
 
-def appending(place: Place, op: Append, ring: bytes) -> Call:
-    opening, rest = _PLAIN, _NO_FENCES
-    if op.fences or op.state is not None:
-        count, rest = _rest(op.fences, op.state)
-        opening = b"*%d\r\n" % (_WORDS + count) + APPEND.by_hash
-    parts = (
-        opening,
-        place.packed,
-        _packed_keep(op.keep, op.ends, ring),
-        b"$40\r\n",
-        op.mark.encode(),
-        b"\r\n",
-        _word(op.id.encode()),
-        _NO_ENTRY if op.data is None else _ENTRY + _word(op.data),
-        _NOTHING if op.expect is None else _word(b"%d" % op.expect),
-        _word(op.reply) if op.reply else _NOTHING,
-        rest,
+def appending(
+    place: Place,
+    mark: str,
+    id: str,
+    data: bytes | None,
+    reply: bytes,
+    expect: int | None,
+    keep: bytes,
+) -> bytes:
+    """The command, without fences and without a change of the state."""
+    name = id.encode()
+    return b"".join(
+        (
+            _OPENING,
+            place.packed,
+            keep,
+            b"$40\r\n%b\r\n$%d\r\n%b\r\n" % (mark.encode(), len(name), name),
+            _NO_ENTRY if data is None else b"$1\r\n1\r\n$%d\r\n%b\r\n" % (len(data), data),
+            _NOTHING if expect is None else _word(b"%d" % expect),
+            _word(reply) if reply else _NOTHING,
+            _NO_FENCES,
+        )
     )
-    return Call(APPEND, place.meta, b"".join(parts))
 
 
-def _rest(fences: Mapping[str, int], state: StateChange | None) -> tuple[int, bytes]:
-    """How many words more, and all from the number of fences on."""
+def with_more(packed: bytes, fences: Mapping[str, int], state: StateChange | None) -> bytes:
+    """The command, with both."""
     words: list[bytes] = []
     for name, number in fences.items():
         words += (name.encode(), b"%d" % number)
@@ -141,23 +145,25 @@ def _rest(fences: Mapping[str, int], state: StateChange | None) -> tuple[int, by
             words.append(data)
         case None:
             pass
-    return len(words), b"".join(map(_word, (b"%d" % len(fences), *words)))
+    opening = b"*%d\r\n" % (_WORDS + len(words)) + APPEND.by_hash
+    rest = map(_word, (b"%d" % len(fences), *words))
+    return b"".join((opening, packed[len(_OPENING) : -len(_NO_FENCES)], *rest))
 
 
 @lru_cache(maxsize=256)
-def _packed_keep(keep: Keep, ends: bool, ring: bytes) -> bytes:
+def packed_keep(keep: Keep, ends: bool, is_cluster: bool) -> bytes:
     gone, over = (keep.ended_s, max(keep.ids_s, keep.ended_s)) if ends else (None, keep.idle_s)
     return b"".join(
         map(
             _word,
             (
-                b"%d" % min(micros(keep.ids_s), FOR_EVER_US),
+                b"%d" % max(0, min(micros(keep.ids_s), FOR_EVER_US)),
                 _span(gone),
                 _span(over),
                 _number(keep.entries),
                 _number(keep.full),
                 b"1" if ends else b"0",
-                ring,
+                b"SPUBLISH" if is_cluster else b"PUBLISH",
             ),
         )
     )
@@ -173,17 +179,14 @@ def _number(number: int | None) -> bytes:
     return b"" if number is None else b"%d" % number
 
 
-def answered(op: Append, reply: Any) -> Answer:
-    if type(reply) is bytes:
-        offset, _, tag = reply.partition(b".")
-        return Appended(Position(int(offset), tag.decode()), op.reply)
-    match reply:
+def answered(said: Any, fences: Mapping[str, int] | None, reply: bytes) -> Answer:
+    match said:
         case [b"repeated", offset, tag, kept]:
             return Repeated(Position(offset, tag.decode()), kept)
         case [b"mismatch"]:
             return Mismatch("fingerprint")
         case [b"fenced", which, number]:
-            return Fenced(list(op.fences)[which - 1], number)
+            return Fenced(list(fences or ())[which - 1], number)
         case [b"ended", offset, tag]:
             return Ended(Position(offset, tag.decode()))
         case [b"conflict", offset, tag]:
@@ -191,13 +194,13 @@ def answered(op: Append, reply: Any) -> Answer:
         case [b"full", length]:
             return Full(length)
         case [b"silent", offset, tag, _]:
-            return Appended(Position(offset, tag.decode()), op.reply)
+            return Appended(Position(offset, tag.decode()), reply)
     raise ValueError("it is no answer to an append")
 
 
-def why_silent(reply: Any) -> str | None:
+def why_silent(said: Any) -> str | None:
     """Why it could not be rung for what was appended."""
-    return reply[3].decode("utf-8", "replace") if reply[0] == b"silent" else None
+    return said[3].decode("utf-8", "replace") if said[0] == b"silent" else None
 
 
 # --- reading ------------------------------------------------------------------------------------

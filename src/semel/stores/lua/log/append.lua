@@ -18,9 +18,11 @@ local start, ids_us, gone_us, until_us, most, full, ends, publish, mark, id, has
 has_entry, ends, fences = has_entry == '1', ends == '1', tonumber(fences)
 local behind = 15 + 2 * fences
 
-local head, tag, floor, ended, over, known = unpack(
-  call('HMGET', meta, 'o', 't', 'p', 'e', 'u', 'i' .. id))
-local now = clock()
+local names = {'o', 't', 'p', 'e', 'u', 'i' .. id}
+for n = 16, behind, 2 do names[#names + 1] = 'f' .. ARGV[n] end
+local found = call('HMGET', meta, unpack(names))
+local head, tag, floor, ended, over, known = unpack(found, 1, 6)
+local now, stamp = clock()
 local anew = not head or come(over, now)
 local had_an_end = not anew and tonumber(over or '')
 local offset = anew and 0 or tonumber(head)
@@ -30,14 +32,14 @@ if anew then
   tag = start
 else
   if known then
-    local at, of, time, rest = string.match(known, '^(%d+) (%x+) (%d+) ()', 42)
-    if tonumber(at) > floor or tonumber(time) > now then
+    local at, of, came, for_us, rest = string.match(known, '^(%d+) (%x+) (%d+) (%d+) ()', 42)
+    if tonumber(at) > floor or came + for_us > now then
       if string.sub(known, 1, 40) ~= mark then return {'mismatch'} end
       return {'repeated', tonumber(at), of, string.sub(known, rest)}
     end
   end
   for n = 1, fences do
-    local held = tonumber(call('HGET', meta, 'f' .. ARGV[14 + 2 * n]) or 0)
+    local held = tonumber(found[6 + n] or 0)
     if held > tonumber(ARGV[15 + 2 * n]) then return {'fenced', n, held} end
   end
   if ended then return {'ended', offset, tag} end
@@ -68,11 +70,27 @@ if anew and (head or call('EXISTS', log, state) > 0) then
   call('UNLINK', meta, log, state)
 end
 if has_entry then
-  call('XADD', log, position .. '-0', 'm', tag .. ' ' .. text(now) .. ' ' .. id, 'd', data)
+  call('XADD', log, position .. '-0', 'm', tag .. ' ' .. stamp .. ' ' .. id, 'd', data)
 end
-call('HSET', meta, 'o', position, 't', tag,
-  'i' .. id, mark .. ' ' .. position .. ' ' .. tag .. ' ' .. text(now + ids_us) .. ' ' .. reply)
-for n = 16, behind, 2 do call('HSET', meta, 'f' .. ARGV[n], ARGV[n + 1]) end
+local written = {
+  'o', position, 't', tag,
+  'i' .. id, mark .. ' ' .. position .. ' ' .. tag .. ' ' .. stamp .. ' ' .. ids_us .. ' ' .. reply
+}
+local function put(name, word)
+  written[#written + 1] = name
+  written[#written + 1] = word
+end
+for n = 16, behind, 2 do put('f' .. ARGV[n], ARGV[n + 1]) end
+if cut then
+  put('p', text(cut))
+  put('q', cut_tag)
+end
+if ends then
+  put('e', '1')
+  put('g', gone_us ~= '' and text(now + gone_us) or '')
+end
+if until_us ~= '' or had_an_end then put('u', until_us ~= '' and text(now + until_us) or '') end
+call('HSET', meta, unpack(written))
 if rank and field then
   call('HSET', state, 'r' .. field, rank, 'd' .. field, ARGV[behind + 3])
 elseif field then
@@ -81,7 +99,6 @@ end
 
 if cut then
   floor = cut
-  call('HSET', meta, 'p', text(cut), 'q', cut_tag)
   call('XTRIM', log, 'MINID', text(cut + 1) .. '-0')
 end
 -- An id lives as long as its entry: before the first trim there is none to forget. Afterwards a few
@@ -91,18 +108,14 @@ if floor > 0 or offset == 0 then
   local some = call('HRANDFIELD', meta, FORGETS_PER_APPEND, 'WITHVALUES')
   for n = 1, #some, 2 do
     if string.sub(some[n], 1, 1) == 'i' then
-      local at, time = string.match(some[n + 1], '^(%d+) %x+ (%d+) ', 42)
-      if tonumber(at) <= floor and tonumber(time) <= now then call('HDEL', meta, some[n]) end
+      local at, came, for_us = string.match(some[n + 1], '^(%d+) %x+ (%d+) (%d+) ', 42)
+      if tonumber(at) <= floor and came + for_us <= now then call('HDEL', meta, some[n]) end
     end
   end
 end
 
 local stays_us = ends and gone_us or until_us
-if ends then
-  call('HSET', meta, 'e', '1', 'g', gone_us ~= '' and text(now + gone_us) or '')
-end
 if stays_us ~= '' or until_us ~= '' or had_an_end then
-  call('HSET', meta, 'u', until_us ~= '' and text(now + until_us) or '')
   -- Redis counts from the millisecond in which the script began: one more, and nothing goes early.
   local function lasts(key, us)
     if us ~= '' then

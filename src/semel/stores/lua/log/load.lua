@@ -5,4 +5,5 @@
 
 local row = call('HMGET', KEYS[1], 'o', 't', 'p', 'q', 'e', 'g', 'u')
 if not row[1] then return false end
-return {text(clock()), row, call('HGETALL', KEYS[2])}
+local _, now = clock()
+return {now, row, call('HGETALL', KEYS[2])}

@@ -9,4 +9,5 @@ local offset, entries = tonumber(ARGV[1]), {}
 if offset >= tonumber(row[3] or 0) and offset < tonumber(row[1]) then
   entries = call('XRANGE', KEYS[2], ARGV[1] .. '-0', '+', 'COUNT', ARGV[2])
 end
-return {text(clock()), row, entries}
+local _, now = clock()
+return {now, row, entries}

@@ -5,7 +5,7 @@
 --            o t   offset and tag of the head          p q   of the last entry that was trimmed
 --            e     present when it has ended           g u   when entries and state go, when all does
 --          of each fence f<name>, its number; and of each id i<id>, what became of it: mark, offset,
---          tag, until when it is remembered, reply, with spaces between them
+--          tag, when it came, for how long it is remembered, reply, with spaces between them
 --   log    the entries, a Redis stream. An entry's id is <offset>-0, and its fields are m (tag, when
 --          it came and id, with spaces between them) and d (data). Whoever appends rings on the
 --          channel of the same name
@@ -17,8 +17,8 @@
 -- Every check comes before the first write, and the first write is one that Redis refuses when
 -- memory is short, so a refusal changes nothing. Every script may be repeated.
 --
--- A script runs while every other caller waits. An append of an entry, with nothing else, makes six
--- calls; printing a number costs a third of one, so each is printed once.
+-- A script runs while every other caller waits. An append of an entry, with nothing else, makes five
+-- calls. To print a number costs half of one: the time is put together from its digits.
 -- The rules are those of semel.stores.log_rules. Covered by tests/contract/test_redis_log.py.
 
 local call = redis.call
@@ -27,9 +27,10 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- The time, and how it is written.
 local function clock()
   local time = call('TIME')
-  return time[1] * 1000000 + time[2]
+  return time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
 end
 
 -- Has this time of a row come? It is absent, or empty, when it never does.
