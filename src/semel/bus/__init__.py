@@ -3,6 +3,7 @@
 from semel.bus.publisher import BlockingPublisher, Publisher
 from semel.bus.router import Router, RouterStatus
 from semel.bus.stages import SEQ_RANGES, Stages, get_next_seq
+from semel.bus.watching import Watcher
 from semel.errors import BackPressureError, JobEndedError, StaleAttemptError
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "RouterStatus",
     "Stages",
     "StaleAttemptError",
+    "Watcher",
     "get_next_seq",
 ]

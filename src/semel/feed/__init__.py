@@ -204,6 +204,7 @@ class Feed:
         """Which streams have moved on although nobody has rung?"""
         readers = [reader for reader in self._readers.values() if not reader.is_over]
         if not readers and not self._stuck:
+            self.circuit.gave_up(self)  # there is nothing to be asked
             return
         try:
             heads = await self.log.heads([reader.stream for reader in readers])

@@ -56,14 +56,15 @@ class Crowd:
     async def drain(self, within_s: float) -> None:
         """Close them all, not all at once; those who are left when the time is up are cut off."""
         ends_at = ASYNC.now() + within_s
-        left = list(self._viewers)
-        random.shuffle(left)
+        crowd = list(self._viewers)
+        random.shuffle(crowd)
         steps = max(1, int(within_s * SPREAD / STEP_S))
-        at_once = -(-len(left) // steps)
-        while left:
-            for viewer in left[:at_once]:
+        for step in range(steps):
+            begin, end = (len(crowd) * n // steps for n in (step, step + 1))
+            for viewer in crowd[begin:end]:
                 viewer.close("drained")
-            del left[:at_once]
+            if not self._viewers:
+                break
             await ASYNC.sleep(STEP_S)
         while self._viewers and ASYNC.now() < ends_at:
             await ASYNC.sleep(min(STEP_S, max(0.0, ends_at - ASYNC.now())))
