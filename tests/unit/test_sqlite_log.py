@@ -162,6 +162,15 @@ def test_a_large_stream_is_swept_in_several_transactions(path, log, clock, monke
     assert counts(path) == [0, 0, 0, 0, 0]
 
 
+def test_many_streams_are_swept_in_several_transactions(path, log, clock, monkeypatch):
+    monkeypatch.setattr(streams, "SWEEP_STREAMS", 2)
+    for n in range(5):
+        fill(log, f"old{n}", 1, keep=Keep(idle_s=10))
+    clock.advance(11)
+    assert [run(log.sweep(limit=3)), run(log.sweep()), run(log.sweep())] == [3, 2, 0]
+    assert counts(path) == [0, 0, 0, 0, 0]
+
+
 def test_a_stream_that_begins_anew_leaves_the_old_one_to_the_sweep(path, log, clock, monkeypatch):
     """Or the first append of the new one would wait for all of the old."""
     monkeypatch.setattr(streams, "SWEEP_ROWS_PER_STREAM", 5)

@@ -90,6 +90,7 @@ async def play_histories(
     *,
     examples: int,
     most: int,
+    least: int = 0,
 ) -> None:
     """Play random histories on this loop; one that fails shrinks to its shortest."""
     loop = asyncio.get_running_loop()
@@ -102,5 +103,5 @@ async def play_histories(
         deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )(given(st.lists(moves, max_size=most))(sync_play))
+    )(given(st.lists(moves, min_size=least, max_size=most))(sync_play))
     await asyncio.to_thread(check)

@@ -254,6 +254,7 @@ class LogContract(KeepingContract):
                     number = b"%d" % n
                     state = Replace(number) if n % 2 else Field("even", n, number)
                     await logs[0].append(STREAM, number, id=f"e{n}", expect=n - 1, state=state)
+                    await colour.sleep(0)
 
             async def look() -> None:
                 deadline = time.monotonic() + WITHIN_S
@@ -282,7 +283,7 @@ class LogContract(KeepingContract):
             for move in moves:
                 await make_move(self, store, log, model, move)
 
-        await play_histories(moves_of_a_log(), play, examples=self.examples, most=18)
+        await play_histories(moves_of_a_log(), play, examples=self.examples, least=12, most=18)
 
 
 class BreakingLogContract(LogContract):
