@@ -9,7 +9,7 @@ from semel.testing.logs import LogContract
 
 
 class TestMemoryLog(LogContract):
-    examples = 60
+    examples = 40
 
     @pytest.fixture
     def clock(self):

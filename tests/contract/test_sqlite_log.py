@@ -62,7 +62,9 @@ class TestSQLiteLog(BreakingLogContract):
 
 
 class TestSQLiteMemoryLog(TestSQLiteLog):
-    examples = 20
+    """One connection for all threads: what is new here is new to the colour that has them."""
+
+    colours = ("async",)
 
     @pytest.fixture
     async def store(self):
