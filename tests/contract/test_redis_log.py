@@ -6,6 +6,7 @@ import pytest
 
 from semel.stores.redis import RedisStore
 from semel.stores.redis.address import address_of, all_of
+from semel.testing.bells import BellContract
 from semel.testing.logs import LogContract
 
 
@@ -53,3 +54,71 @@ class TestRedis(OnRedis):
         store = self.open(redis_url)
         yield store
         await self.shut(store)
+
+
+class TestValkey(OnRedis):
+    colours = ("async",)
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, valkey_url):
+        store = self.open(valkey_url)
+        yield store
+        await self.shut(store)
+
+
+class TestCluster(OnRedis):
+    colours = ("async",)
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, redis_cluster_url):
+        store = self.open(redis_cluster_url)
+        yield store
+        await self.shut(store)
+
+
+class TestSentinel(OnRedis):
+    colours = ("sync",)
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, redis_sentinel_url):
+        store = self.open(redis_sentinel_url)
+        yield store
+        await self.shut(store)
+
+
+class BellOnRedis(BellContract):
+    def open(self, url):
+        self.url = url
+        return RedisStore(url)
+
+    async def another(self, store):
+        return RedisStore(self.url)
+
+
+class TestRedisBell(BellOnRedis):
+    @pytest.fixture
+    async def store(self, redis_url):
+        store = self.open(redis_url)
+        yield store
+        await store.aclose()
+
+
+class TestClusterBell(BellOnRedis):
+    @pytest.fixture
+    async def store(self, redis_cluster_url):
+        store = self.open(redis_cluster_url)
+        yield store
+        await store.aclose()
+
+
+class TestSentinelBell(BellOnRedis):
+    colours = ("async",)
+
+    @pytest.fixture
+    async def store(self, redis_sentinel_url):
+        store = self.open(redis_sentinel_url)
+        yield store
+        await store.aclose()

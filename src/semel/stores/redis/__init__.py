@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from semel.colour import Colour
 from semel.errors import SettingsError
-from semel.ports import Log, StoreLedger
+from semel.ports import Bell, Log, StoreLedger
 
 try:
     import hiredis as _hiredis  # noqa: F401 - so that its absence is told here, once
@@ -29,6 +29,7 @@ except ImportError as error:
         "pip install 'semel[redis]'"
     ) from error
 
+from semel.stores.redis.bell import RedisBell
 from semel.stores.redis.ledger import RedisLedger
 from semel.stores.redis.log import RedisLog
 from semel.stores.redis.scripts import Names
@@ -59,6 +60,8 @@ class RedisStore:
                 f"the namespace {namespace!r} cannot be part of a Redis key: use letters, digits "
                 "and . _ - : /"
             )
+        self._namespace = namespace
+        self._timeout_s = timeout_s
         self._names = Names(namespace)
         way = way_to(client_or_url, timeout_s, "RedisStore")
         self._way = way
@@ -73,6 +76,11 @@ class RedisStore:
 
     def log(self, colour: Colour) -> Log:
         return self._served(self._logs, colour.name)
+
+    def bell(self) -> Bell:
+        """Hears of every append, whoever makes it. Needs a URL, or an async client."""
+        line: Any = self._served(self._way.lines, "async")()
+        return RedisBell(line, self._namespace, self._timeout_s)
 
     def _served(self, by_colour: Mapping[str, T], colour: str) -> T:
         if colour not in by_colour:

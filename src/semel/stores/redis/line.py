@@ -192,6 +192,9 @@ class AsyncLine:
         """The server that has this key."""
         return self._client
 
+    async def find(self, key: bytes) -> None:
+        """There is but one."""
+
     async def ask(self, server: Any, *command: Any) -> Any:
         return await _in_time(self._timeout_s, server, *command)
 
@@ -215,7 +218,7 @@ class _FromPool:
     async def lend(self) -> Any:
         connection = await self._pool.get_connection()
         try:
-            await _make_ready(connection)
+            await make_ready(connection)
         except BaseException:
             await self.take_back(connection)
             raise
@@ -226,7 +229,8 @@ class _FromPool:
             await self._pool.release(connection)
 
 
-async def _make_ready(connection: Any) -> None:
+async def make_ready(connection: Any) -> None:
+    """Open it, if it is not; make sure that it can be spoken on."""
     await connection.connect()
     # A connection that was reset while it lay in the pool passes for an open one.
     if connection._writer.transport.is_closing():  # noqa: SLF001
@@ -295,6 +299,10 @@ class AsyncClusterLine:
     def server_of(self, key: bytes) -> Any:
         """The server that has this key, as far as is known."""
         return self._client.get_node_from_key(key)
+
+    async def find(self, key: bytes) -> None:
+        """Ask for the key: redis-py goes after it, and from then on knows who has it."""
+        await self.ask(self._client, "EXISTS", key)
 
     async def ask(self, server: Any, *command: Any) -> Any:
         return await _in_time(self._timeout_s, server, *command)
@@ -379,7 +387,7 @@ class _FromNode:
             raise redis.ConnectionError(f"{self._name} is no longer part of the cluster")
         connection = self._node.acquire_connection()
         try:
-            await _make_ready(connection)
+            await make_ready(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             self._node.release(connection)

@@ -109,7 +109,7 @@ if floor > 0 or offset == 0 then
   for n = 1, #some, 2 do
     if string.sub(some[n], 1, 1) == 'i' then
       local at, came, for_us = string.match(some[n + 1], '^(%d+) %x+ (%d+) (%d+) ', 42)
-      if tonumber(at) <= floor and came + for_us <= now then call('HDEL', meta, some[n]) end
+      if at and tonumber(at) <= floor and came + for_us <= now then call('HDEL', meta, some[n]) end
     end
   end
 end
