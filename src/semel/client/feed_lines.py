@@ -112,7 +112,7 @@ class _Address:
         told = {"Accept": EVENT_STREAM, "Cache-Control": "no-store", "Accept-Encoding": "identity"}
         if step.cursor is not None:
             told["Last-Event-ID"] = step.cursor
-        elif step.last_seq is not None:
+        if step.last_seq is not None:
             told_so = b"last_seq=%d" % step.last_seq
             url = url.copy_with(query=url.query + b"&" + told_so if url.query else told_so)
         timeout = httpx.Timeout(step.within_s, connect=min(step.within_s, CONNECTING_S))

@@ -90,7 +90,10 @@ fell silent; it left an entry out; it did not send what it said was there; the s
 
 @value
 class Connect:
-    """Hang up, pause, ask, and give up if no answer comes `within_s`."""
+    """Hang up, pause, ask, and give up if no answer comes `within_s`.
+
+    The cursor says where to go on; `last_seq`, beside it, what had been seen before that.
+    """
 
     after_s: float
     within_s: float
@@ -287,6 +290,7 @@ class Follower:
             return None
         self._move(position)
         self._head = None
+        self._last_seq = None  # what was seen before is over
         return Reset(position, said["state"], str(said.get("reason", "")))
 
     def _end(self, frame: Frame, position: Position | None, now_s: float) -> None:
@@ -350,8 +354,7 @@ class Follower:
         self._frames = Frames(self._terms.limit)
         self._opened_at_s = None
         self._behind_since_s = None
-        last_seq = self._last_seq if self.position is None else None
-        self._connect = Connect(after_s, self._terms.silence_s, self.cursor, last_seq, why)
+        self._connect = Connect(after_s, self._terms.silence_s, self.cursor, self._last_seq, why)
 
     def _fail(self, message: str, answer: Opening | None = None) -> None:
         status, detail = (None, "") if answer is None else (answer.status, answer.detail)
