@@ -23,7 +23,7 @@ from semel.errors import SettingsError
 from semel.messages import Tail, shard_of
 from semel.outbox import Event, Outbox
 from semel.stores.owners import key_of
-from semel.stores.sql import SQLStore, init, outbox_lag, outbox_notify, outbox_pages, outbox_placing
+from semel.stores.sql import SQLStore, init, notify, outbox_lag, outbox_pages, outbox_placing
 from semel.stores.sql import outbox_cursor as cursors
 from semel.stores.sql import outbox_reading as reading
 from semel.stores.sql.lines import open_engine, parse, with_driver
@@ -1252,7 +1252,7 @@ async def test_notify_is_heard_elsewhere_and_by_nobody_without_it(desk, ordered)
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 async def test_a_listener_whose_connection_breaks_connects_anew(desk, monkeypatch):
-    monkeypatch.setattr(outbox_notify, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(notify, "LONGEST_PAUSE_S", 0.01)
     bell = ASYNC.waiter()
     listening = asyncio.create_task(desk.reader().listen(bell))
     assert await bell.wait(30)

@@ -50,7 +50,7 @@ def test_init_makes_what_check_wants(url):
     after = check(url)
     assert after.problems == ()
     assert (after.version, after.exit_status) == (1, 0)
-    assert "ledger 1, outbox 2, inbox 1, as it should be" in str(after)
+    assert "ledger 1, outbox 2, inbox 1, log 1, as it should be" in str(after)
 
 
 @pytest.mark.parametrize("create", [False, True])

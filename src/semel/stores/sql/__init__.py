@@ -16,8 +16,10 @@ transaction has done: the one can be committed without the other. That is what `
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 try:
@@ -33,16 +35,20 @@ except ImportError as error:  # pragma: no cover - every test environment has it
         "bring the driver too"
     ) from error
 
-from semel.colour import Colour, after_fork
+from semel.colour import ASYNC, SYNC, Colour, after_fork, run
+from semel.entries import Position
 from semel.errors import SettingsError
-from semel.ports import StoreLedger
+from semel.ports import Bell, Log, StoreLedger
+from semel.stores.bells import Tower
 from semel.stores.sql import lines
+from semel.stores.sql.bell import NotifyBell, PollBell, can_hear
 from semel.stores.sql.bound import BoundStore, Session
 from semel.stores.sql.committing import CommittingStore
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.faults import NoTableError
 from semel.stores.sql.ledger import AsyncLedger, SyncLedger
 from semel.stores.sql.lines import AsyncLines, SyncLines
+from semel.stores.sql.log import AsyncLog, SyncLog
 from semel.stores.sql.schema import Report, check, ddl, init, upgrade
 
 __all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
@@ -64,6 +70,9 @@ class SQLStore:
         self._engine: sa.Engine | None = None
         self._async_engine: AsyncEngine | None = None
         self._lines: SyncLines | None = None
+        self._sync_log: SyncLog | None = None
+        self._async_log: AsyncLog | None = None
+        self._tower = Tower()
         self._given = not isinstance(engine_or_url, str)
         if isinstance(engine_or_url, str):
             self._url = lines.parse(engine_or_url)
@@ -100,12 +109,40 @@ class SQLStore:
         return self._url.set(drivername=self._url.get_backend_name())
 
     def ledger(self, colour: Colour) -> StoreLedger:
+        return self._ledger(colour.name)
+
+    def _ledger(self, colour: str) -> SyncLedger | AsyncLedger:
         with self._lock:
-            if colour.name == "sync":
+            if colour == "sync":
                 self._sync = self._sync or self._open_sync()
                 return self._sync
             self._async = self._async or self._open_async()
             return self._async
+
+    def log(self, colour: Colour) -> Log:
+        ledger = self._ledger(colour.name)
+        with self._lock:
+            if isinstance(ledger, AsyncLedger):
+                made = self._async_log or AsyncLog(ledger, self._tower, create=self._create)
+                self._async_log = made
+                return made
+            assert self._lines is not None, "opened with the ledger"
+            self._sync_log = self._sync_log or SyncLog(
+                self._lines, self._tower, create=self._create
+            )
+            return self._sync_log
+
+    def bell(self) -> Bell:
+        if self._url.get_backend_name() == "postgresql" and can_hear():
+            return NotifyBell(self.url)
+        return PollBell(self._tower, self._heads)
+
+    async def _heads(self, streams: Sequence[str]) -> Sequence[Position]:
+        """In the colour that the store has; a bell rings in async code, whatever that is."""
+        if self._given and self._async_engine is None:
+            log = self.log(SYNC)
+            return await asyncio.to_thread(lambda: run(log.heads(streams)))
+        return await self.log(ASYNC).heads(streams)
 
     def bind(self, session: Session, *, commit: bool = False) -> BoundStore:
         """This store with `complete` inside the caller's transaction.

@@ -231,6 +231,32 @@ def unavailable(where: str, error: BaseException) -> SemelError:
     return _silent(where, fault, said)
 
 
+def part_unavailable(where: str, error: BaseException, part: str, opener: str) -> SemelError:
+    """The same of tables that belong to a part of the schema, as in "the log"."""
+    match fault_of(error):
+        case Fault.NO_TABLE:
+            return no_tables(where, part, opener)
+        case Fault.NO_COLUMN:
+            return SettingsError(
+                f"the tables of {part} in {where} are not as they should be: {error}; "
+                "`semel db check URL` tells the differences"
+            )
+        case Fault.NO_RIGHT:
+            return StoreUnavailableError(
+                f"the user may not use the tables of {part} in {where}: {error}; GRANT SELECT, "
+                "INSERT, UPDATE, DELETE on them to that user"
+            )
+    return unavailable(where, error)
+
+
+def no_tables(where: str, part: str, opener: str) -> NoTableError:
+    return NoTableError(
+        f"there are no tables of {part} in {where}; run `semel db init {pasted(where)}`, or "
+        f"`semel db upgrade` where those of an older release are, or open it with "
+        f"{opener}(..., create=True)"
+    )
+
+
 def _silent(where: str, fault: Fault, said: str) -> StoreUnavailableError:
     """A file has no server that could be down: it is busy, or out of reach."""
     if not _is_file(where):

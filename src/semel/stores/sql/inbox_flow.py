@@ -30,7 +30,7 @@ from typing import Literal, TypeAlias, TypeVar
 from sqlalchemy import exc
 
 from semel.colour import ASYNC, Colour
-from semel.errors import SemelError, SettingsError, StoreUnavailableError, said_by
+from semel.errors import SemelError, StoreUnavailableError, said_by
 from semel.messages import (
     Applied,
     Edit,
@@ -49,11 +49,9 @@ from semel.stores.sql import schema
 from semel.stores.sql.faults import (
     TRIES,
     Fault,
-    NoTableError,
     fault_of,
-    pasted,
+    part_unavailable,
     pause_s,
-    unavailable,
 )
 from semel.stores.sql.inbox_sessions import (
     CutOffError,
@@ -607,13 +605,10 @@ class Flow:
 
     async def on_link(self, work: Callable[[Link], Awaitable[T]]) -> T:
         """A piece of work that is committed by itself, statement by statement."""
-        try:
-            return await carry(self._lines, work, self._colour)
-        except NoTableError as error:
-            if not self._settings.create:
-                raise _no_table(self._settings.where) from error
-        await carry(self._lines, schema.create, self._colour)
-        return await carry(self._lines, work, self._colour)
+        creates = self._settings.create
+        return await schema.with_tables(
+            self._lines, work, self._colour, creates=creates, told=_told
+        )
 
 
 def _fault(error: BaseException | None) -> Fault | None:
@@ -643,11 +638,7 @@ def _passing(error: exc.DBAPIError) -> Fault | None:
 # --- telling ------------------------------------------------------------------------------------
 
 
-def _no_table(where: str) -> NoTableError:
-    return NoTableError(
-        f"there are no tables of an inbox in {where}; run `semel db init {pasted(where)}` (or "
-        "upgrade), or open it with SQLInbox(..., create=True)"
-    )
+PART = ("the inbox", "SQLInbox")
 
 
 def _told(where: str, error: BaseException | None) -> SemelError:
@@ -656,20 +647,7 @@ def _told(where: str, error: BaseException | None) -> SemelError:
             f"others work on the same sequences in {where}, and were faster {TRIES} times; "
             "nothing has happened"
         )
-    match fault_of(error):
-        case Fault.NO_TABLE:
-            return _no_table(where)
-        case Fault.NO_COLUMN:
-            return SettingsError(
-                f"the tables of the inbox in {where} are not as they should be: {error}; "
-                "`semel db check URL` tells the differences"
-            )
-        case Fault.NO_RIGHT:
-            return StoreUnavailableError(
-                f"the user may not use the tables of the inbox in {where}: {error}; GRANT SELECT, "
-                "INSERT, UPDATE, DELETE on them to that user"
-            )
-    return unavailable(where, error)
+    return part_unavailable(where, error, *PART)
 
 
 def _outage(where: str, error: BaseException) -> StoreUnavailableError:

@@ -15,9 +15,9 @@ from semel.stores import rules
 from semel.stores.batch import Batcher
 from semel.stores.rules import Claiming, Completing, Operation
 from semel.stores.sql import fenced, generic, inspection, limits, postgres, schema
-from semel.stores.sql.faults import NoTableError, pause_s
+from semel.stores.sql.faults import pause_s
 from semel.stores.sql.generic import AGAIN
-from semel.stores.sql.lines import AsyncLines, Lines, SyncLines, Work, carry
+from semel.stores.sql.lines import AsyncLines, Lines, SyncLines, Work
 from semel.stores.sql.links import Link
 from semel.stores.sql.promises import promises
 from semel.stores.verbs import Verbs
@@ -105,13 +105,7 @@ class SQLLedger(Verbs):
         return await self.on(await self.lines(), work)
 
     async def on(self, lines: Lines, work: Work[T]) -> T:
-        try:
-            return await carry(lines, work, self.colour)
-        except NoTableError:
-            if not self._create:
-                raise
-        await carry(lines, schema.create, self.colour)
-        return await carry(lines, work, self.colour)
+        return await schema.with_tables(lines, work, self.colour, creates=self._create)
 
     async def perform(self, op: Operation) -> Any:
         answer = await self.submit(op)

@@ -9,7 +9,8 @@ happened, and a step that fits into none is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from semel.errors import StoreUnavailableError
 from semel.stores.rules import Claiming, Completing, Noting, Operation, key_of
@@ -17,6 +18,8 @@ from semel.stores.sql.links import Link
 from semel.values import Outcome
 
 log = logging.getLogger("semel")
+
+Op = TypeVar("Op")
 
 # Of one batch: one caller's large result must not hold up the others for long.
 BATCH_BYTES = 4 * 1024 * 1024
@@ -45,16 +48,18 @@ def weight(op: Operation) -> int:
     return AROUND_BYTES + (4 * len(op.key.text) if isinstance(op, Claiming) else 0)
 
 
-def chunks(ops: Sequence[Operation], most: int | None) -> list[list[Operation]]:
+def chunks(
+    ops: Sequence[Op], most: int | None, weigh: Callable[[Any], int] = weight
+) -> list[list[Op]]:
     """The operations in pieces that fit into one statement."""
     room = BATCH_BYTES if most is None else min(BATCH_BYTES, most // 2)  # escaping may double it
-    pieces: list[list[Operation]] = [[]]
+    pieces: list[list[Op]] = [[]]
     size = 0
     for op in ops:
-        size += weight(op)
+        size += weigh(op)
         if size > room and pieces[-1]:
             pieces.append([])
-            size = weight(op)
+            size = weigh(op)
         pieces[-1].append(op)
     return pieces
 

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from semel.colour import ASYNC, SYNC, Colour
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.faults import TRIES, BrokenError, Fault, fault_of, pause_s, unavailable
 from semel.stores.sql.links import AsyncLink, AsyncPsycopgLink, Link, PsycopgLink, SyncLink
@@ -39,6 +39,11 @@ ANSWER_WITHIN_S = 30.0
 # A claim in flight on each of so many threads; whoever comes on top of that waits for one of them.
 MOST_LINKS = 64
 LINK_WITHIN_S = 30.0
+
+
+# Whoever has locked rows and says nothing for so long has been stopped, or cut off: the others go
+# on without it. We think for a few milliseconds.
+IDLE_S = 5
 
 
 # --- URLs ---------------------------------------------------------------------------------------
@@ -101,9 +106,11 @@ def _connect_args(url: URL, driver: str) -> dict[str, Any]:
 
 # Strict: a value that does not fit is an error, never cut. READ COMMITTED: no gap locks, which
 # are what makes inserts of different keys deadlock. And nobody waits long for a row that somebody
-# else's transaction has locked.
+# else's transaction has locked; MariaDB ends one that nobody says anything in. To MySQL, which
+# cannot, that is a comment.
 MYSQL_SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1",
+    f"SET @semel = 1 /*M!, SESSION idle_transaction_timeout = {IDLE_S} */",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 
@@ -189,7 +196,12 @@ class Lines(Protocol):
         ...
 
 
-async def carry(lines: Lines, work: Work[T], colour: Colour) -> T:
+async def carry(
+    lines: Lines,
+    work: Work[T],
+    colour: Colour,
+    told: Callable[[str, BaseException], SemelError] = unavailable,
+) -> T:
     """Run the work: again after passing trouble, once more after a broken connection."""
     reconnected = False
     for turn in range(TRIES):
@@ -198,7 +210,7 @@ async def carry(lines: Lines, work: Work[T], colour: Colour) -> T:
         except lines.errors as error:
             fault = fault_of(error)
             if turn == TRIES - 1 or fault not in PASSING or (reconnected and fault is Fault.GONE):
-                raise unavailable(lines.where, error) from error
+                raise told(lines.where, error) from error
             reconnected = reconnected or fault is Fault.GONE
             if fault is not Fault.GONE:
                 await colour.sleep(pause_s(turn))

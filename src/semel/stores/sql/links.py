@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import sqlalchemy as sa
@@ -20,8 +21,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from semel.stores.sql.dialects import Dialect
 
+log = logging.getLogger("semel")
+
 Params: TypeAlias = Sequence[Any]
 Rows: TypeAlias = list[Any]
+Said: TypeAlias = tuple[str, Params]
+"""A statement, and what it is given."""
 
 
 class Link(Protocol):
@@ -45,6 +50,27 @@ class Link(Protocol):
         """Run it once per set of values; the sum of the rows that matched."""
         ...
 
+    async def learn(self, statements: Sequence[str]) -> None:
+        """Get ready to be asked these, before a transaction that is to be short."""
+        ...
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        """Run them one after another, up to the first that fails; the rows of each, if it has any.
+
+        In one round trip where the driver can: only such statements as are run all the time, and
+        given what `ask` takes, or an `Array`. What is said as a `hint` comes last, in a
+        transaction of its own, and nobody is told if it fails.
+        """
+        ...
+
+
+class Array(list[Any]):
+    """A column of values for PostgreSQL. `oid` is the type of each."""
+
+    def __init__(self, values: Iterable[Any], oid: int) -> None:
+        super().__init__(values)
+        self.oid = oid
+
 
 # --- any driver ---------------------------------------------------------------------------------
 
@@ -53,7 +79,7 @@ def _fetch(dbapi: Any, statement: str, params: Params) -> Rows:
     cursor = dbapi.cursor()
     try:
         cursor.execute(statement, tuple(params))
-        return list(cursor.fetchall())
+        return [] if cursor.description is None else list(cursor.fetchall())
     finally:
         cursor.close()
 
@@ -84,6 +110,21 @@ class _Asks:
 
     async def ask(self, statement: str, params: Params) -> Rows:
         return await self.fetch(statement, params)
+
+    async def learn(self, statements: Sequence[str]) -> None:
+        pass
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        answers = [await self.ask(statement, params) for statement, params in asked]
+        if hint is not None:
+            await self.hinted(hint)
+        return answers
+
+    async def hinted(self, hint: Said) -> None:
+        try:
+            await self.ask(*hint)
+        except Exception as error:  # noqa: BLE001 - what counts was said before
+            log.info("semel: %s was not said: %s", hint[0], error)
 
 
 class SyncLink(_Asks):
@@ -140,10 +181,19 @@ class _OneByOne(_Asks):
 # --- psycopg, without anything in between -------------------------------------------------------
 
 
+@cache
+def _pipelines() -> bool:
+    """Does several statements in one round trip: libpq from 14 on."""
+    from psycopg import Pipeline
+
+    return Pipeline.is_supported()
+
+
 class _Psycopg(_OneByOne):
     def __init__(self, driver: Any, dialect: Dialect) -> None:
         self._driver = driver
         self.dialect = dialect
+        self.pipelines = _pipelines()
 
     async def hang_up(self) -> None:
         """End the connection under whoever waits for its answer."""
@@ -157,10 +207,20 @@ class PsycopgLink(_Psycopg):
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
         cursor = self._driver.execute(self.dialect.say(statement), params, binary=True)
-        return list(cursor.fetchall())
+        return [] if cursor.description is None else list(cursor.fetchall())
 
     async def change(self, statement: str, params: Params = ()) -> int:
         return int(self._driver.execute(self.dialect.say(statement), params).rowcount)
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        if not self.pipelines:
+            return await super().together(asked, hint)
+        execute, say = self._driver.execute, self.dialect.say
+        with self._driver.pipeline():
+            cursors = [execute(say(statement), params, binary=True) for statement, params in asked]
+        if hint is not None:
+            await self.hinted(hint)
+        return [[] if c.description is None else list(c.fetchall()) for c in cursors]
 
 
 class AsyncPsycopgLink(_Psycopg):
@@ -168,11 +228,21 @@ class AsyncPsycopgLink(_Psycopg):
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
         cursor = await self._driver.execute(self.dialect.say(statement), params, binary=True)
-        return list(await cursor.fetchall())
+        return [] if cursor.description is None else list(await cursor.fetchall())
 
     async def change(self, statement: str, params: Params = ()) -> int:
         cursor = await self._driver.execute(self.dialect.say(statement), params)
         return int(cursor.rowcount)
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        if not self.pipelines:
+            return await super().together(asked, hint)
+        execute, say = self._driver.execute, self.dialect.say
+        async with self._driver.pipeline():
+            cursors = [await execute(say(said), params, binary=True) for said, params in asked]
+        if hint is not None:
+            await self.hinted(hint)
+        return [[] if c.description is None else list(await c.fetchall()) for c in cursors]
 
 
 # --- in somebody's transaction ------------------------------------------------------------------
@@ -219,12 +289,12 @@ def _is_direct(connection: sa.Connection) -> bool:
         and connection.in_transaction()  # without it, SQLAlchemy would begin one, and has to know
         and not (heard.before_cursor_execute or heard.after_cursor_execute)
         and not dialect.dispatch.handle_error
-        and not _LOG.isEnabledFor(logging.INFO)
+        and not _ENGINE_LOG.isEnabledFor(logging.INFO)
         and not connection.engine.echo
     )
 
 
-_LOG = logging.getLogger("sqlalchemy.engine.Engine")
+_ENGINE_LOG = logging.getLogger("sqlalchemy.engine.Engine")
 
 
 class AsyncBoundLink(_OneByOne):

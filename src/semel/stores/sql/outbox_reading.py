@@ -34,14 +34,15 @@ from semel.stores.sql.faults import NoTableError, pasted
 from semel.stores.sql.ledger import AsyncLedger, Home
 from semel.stores.sql.lines import AsyncLines, Work
 from semel.stores.sql.links import Link
+from semel.stores.sql.notify import hear
 from semel.stores.sql.outbox_cursor import Cursor, Party
 from semel.stores.sql.outbox_lag import Holder, Lag, lag, long_transactions
-from semel.stores.sql.outbox_notify import hear
 from semel.stores.sql.outbox_pages import Stretch, fetch, messages
 from semel.stores.sql.outbox_placing import place
 from semel.stores.sql.outbox_reshard import refused, reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, keep, sweep
 from semel.stores.sql.outbox_watermark import decided
+from semel.stores.sql.outbox_writing import CHANNEL
 from semel.values import value
 
 __all__ = ["Cursor", "Holder", "Lag", "Lane", "OutboxReader", "Page"]
@@ -210,7 +211,7 @@ class OutboxReader:
         missed, so this is never the only reason to look. Ends at once where there is no NOTIFY.
         """
         if self._store.url.drivername == "postgresql":
-            await hear(self._store.url, bell)
+            await hear(self._store.url, CHANNEL, begun=bell.ring, heard=lambda _: bell.ring())
 
     # --- pages ------------------------------------------------------------------------------
 

@@ -13,20 +13,28 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from psycopg import errors, generators, pq
 from psycopg.adapt import Transformer
+from psycopg.waiting import Ready, Wait
 
 from semel.stores.sql.dialects import Dialect, Postgres
-from semel.stores.sql.links import AsyncPsycopgLink, Params, PsycopgLink, Rows
+from semel.stores.sql.links import Array, AsyncPsycopgLink, Params, PsycopgLink, Rows, Said, log
 
 _NUMBERED = Postgres("numeric_dollar")
 _INT8 = struct.Struct("!q").pack
+_SIZE = struct.Struct("!i").pack
+_ARRAY = struct.Struct("!iiIii").pack
 _BINARY = pq.Format.BINARY
+_OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 # A pooler between us and the server: "prepared statement already exists", in one that others use.
 _KNOWN_ALREADY = "42P05"
+
+# Or it gave us a server that knows none of them.
+_UNKNOWN = "26000"
 
 
 def wired(value: Any) -> bytes | None:
@@ -40,7 +48,18 @@ def wired(value: Any) -> bytes | None:
         return _INT8(value)
     if kind is bool:
         return b"\x01" if value else b"\x00"
+    if kind is Array:
+        return _wired_array(value)
     raise TypeError(f"no statement of ours is given a {kind.__name__}")
+
+
+def _wired_array(values: Array) -> bytes:
+    """One dimension, counted from 1: its size, and each value behind its own."""
+    parts = [_ARRAY(1, 1, values.oid, len(values), 1)]
+    for value in values:
+        said = wired(value)
+        parts.append(_SIZE(-1) if said is None else _SIZE(len(said)) + said)
+    return b"".join(parts)
 
 
 class _Prepared:
@@ -53,6 +72,9 @@ class _Prepared:
 
     def knows(self, statement: str) -> bool:
         return statement in self._names
+
+    def unknown(self, statements: Sequence[str]) -> list[str]:
+        return [s for s in dict.fromkeys(statements) if s not in self._names]
 
     def begin_learning(self, statement: str) -> Any:
         said = _NUMBERED.say(statement).encode()
@@ -68,19 +90,80 @@ class _Prepared:
         self._names[statement] = _name(statement)
 
     def send(self, statement: str, params: Params) -> Any:
-        values = [wired(value) for value in params]
+        self._send(statement, [wired(value) for value in params])
+        return generators.execute(self._connection)
+
+    def _send(self, statement: str, values: list[bytes | None]) -> None:
         formats = [_BINARY] * len(values)
         name = self._names[statement]
         self._connection.send_query_prepared(name, values, formats, result_format=_BINARY)
-        return generators.execute(self._connection)
 
     def rows(self, results: list[Any]) -> Rows:
         result = results[-1]
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            self._names.clear()  # a pooler may have given us a server that knows none of them
-            raise errors.error_from_result(result)
+        if result.status not in _OK:
+            error = errors.error_from_result(result)
+            if error.sqlstate == _UNKNOWN:
+                self._names.clear()
+            raise error
         self._reader.set_pgresult(result, format=_BINARY)
         return self._reader.load_rows(0, result.ntuples, tuple)
+
+    # --- several at once ------------------------------------------------------------------------
+
+    def send_all(self, asked: Sequence[Said], hint: Said | None) -> Generator[Wait, Ready, Any]:
+        """What is answered to each; up to the hint, and to the hint."""
+        said = [(statement, [wired(value) for value in params]) for statement, params in asked]
+        groups = [said]
+        if hint is not None:
+            groups.append([(hint[0], [wired(value) for value in hint[1]])])
+        connection = self._connection
+        connection.enter_pipeline_mode()
+        for group in groups:
+            for statement, values in group:
+                self._send(statement, values)
+            connection.pipeline_sync()
+        answers = yield from _exchanged(connection, len(groups))
+        connection.exit_pipeline_mode()
+        return answers
+
+    def all_rows(self, answers: list[list[Any]], hint: Said | None) -> list[Rows]:
+        rows = [self.rows(results) for results in answers[0]]
+        if hint is not None and (result := answers[1][0][-1]).status not in _OK:
+            log.info("semel: %s was not said: %s", hint[0], errors.error_from_result(result))
+        return rows
+
+
+def _exchanged(connection: Any, groups: int) -> Generator[Wait, Ready, list[list[Any]]]:
+    """The results, by group and statement.
+
+    Reads while it sends: a server that nobody reads from may stop reading, too.
+    """
+    while connection.flush():
+        ready = yield Wait.RW
+        if ready and ready & Ready.R:
+            connection.consume_input()
+    answers: list[list[Any]] = [[]]
+    results: list[Any] = []
+    while len(answers) <= groups:
+        while connection.is_busy():
+            if (yield Wait.R):
+                connection.consume_input()
+        result = connection.get_result()
+        if result is None:
+            _refuse_lost(connection, results)
+            answers[-1].append(results)
+            results = []
+        elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+            answers.append([])
+        else:
+            results.append(result)
+    return answers[:-1]
+
+
+def _refuse_lost(connection: Any, results: list[Any]) -> None:
+    """Nothing more comes over a connection that is gone, and libpq goes on saying so."""
+    if not results or connection.status == pq.ConnStatus.BAD:
+        raise errors.OperationalError("the connection is lost")
 
 
 def _name(statement: str) -> bytes:
@@ -97,8 +180,20 @@ class PreparedLink(PsycopgLink):
     async def ask(self, statement: str, params: Params) -> Rows:
         prepared, wait = self._prepared, self._driver.wait
         if not prepared.knows(statement):
-            prepared.end_learning(statement, wait(prepared.begin_learning(statement)))
+            await self.learn([statement])
         return prepared.rows(wait(prepared.send(statement, params)))
+
+    async def learn(self, statements: Sequence[str]) -> None:
+        prepared, wait = self._prepared, self._driver.wait
+        for statement in prepared.unknown(statements):
+            prepared.end_learning(statement, wait(prepared.begin_learning(statement)))
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        if not self.pipelines:
+            return await super().together(asked, hint)
+        await self.learn([statement for statement, _ in (*asked, hint or asked[0])])
+        prepared, wait = self._prepared, self._driver.wait
+        return prepared.all_rows(wait(prepared.send_all(asked, hint)), hint)
 
 
 class AsyncPreparedLink(AsyncPsycopgLink):
@@ -111,5 +206,17 @@ class AsyncPreparedLink(AsyncPsycopgLink):
     async def ask(self, statement: str, params: Params) -> Rows:
         prepared, wait = self._prepared, self._driver.wait
         if not prepared.knows(statement):
-            prepared.end_learning(statement, await wait(prepared.begin_learning(statement)))
+            await self.learn([statement])
         return prepared.rows(await wait(prepared.send(statement, params)))
+
+    async def learn(self, statements: Sequence[str]) -> None:
+        prepared, wait = self._prepared, self._driver.wait
+        for statement in prepared.unknown(statements):
+            prepared.end_learning(statement, await wait(prepared.begin_learning(statement)))
+
+    async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
+        if not self.pipelines:
+            return await super().together(asked, hint)
+        await self.learn([statement for statement, _ in (*asked, hint or asked[0])])
+        prepared, wait = self._prepared, self._driver.wait
+        return prepared.all_rows(await wait(prepared.send_all(asked, hint)), hint)

@@ -7,7 +7,8 @@ one of the same key. `event_outbox` holds what is to be told to others, and `eve
 the last number that each of their aggregates has taken. `event_outbox_cursor` says how far each
 relay has read, and `event_outbox_mark` how far all of them together are. `inbox_mark` and
 `inbox_message` hold what consumers have had the effects of, `event_parked` what waits for them.
-`semel_schema` says which version each part of the schema has.
+The log has its tables in `log_tables`. `semel_schema` says which version each part of the schema
+has.
 
 Alembic users: run what `ddl(name)` returns in a migration of your own and stamp nothing; `check`
 tells whether the tables are as they should be.
@@ -17,17 +18,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from semel.colour import SYNC, run
-from semel.errors import SettingsError
+from semel.colour import SYNC, Colour, run
+from semel.errors import SemelError, SettingsError
 from semel.stores.sql import lines
 from semel.stores.sql.dialects import dialect_named
-from semel.stores.sql.faults import Fault, fault_of, unavailable
+from semel.stores.sql.faults import Fault, NoTableError, fault_of, unavailable
 from semel.stores.sql.links import Link
+from semel.stores.sql.log_tables import LOG
+from semel.stores.sql.tables import (
+    OPTIONS,
+    Column,
+    Index,
+    Part,
+    Table,
+    column_line,
+    making,
+    name_column,
+    time_column,
+)
+
+T = TypeVar("T")
 
 VERSIONS = "semel_schema"
 
@@ -35,81 +50,10 @@ VERSIONS = "semel_schema"
 # --- the tables ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's type in each database, and what else is said of it there; no type: no column."""
-
-    name: str
-    postgresql: str
-    mysql: str
-    sqlite: str
-    null: bool = False
-    more: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def kind(self, database: str) -> str:
-        kind: str = getattr(self, database)
-        return kind
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """An index, and the columns it is on; `only` in one database, if it says so."""
-
-    name: str
-    columns: tuple[str, ...]
-    unique: bool = False
-    only: str = ""
-
-    @property
-    def word(self) -> str:
-        return "UNIQUE INDEX" if self.unique else "INDEX"
-
-    @property
-    def on(self) -> str:
-        return f"({', '.join(self.columns)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table; its primary key is `id`."""
-
-    name: str
-    columns: tuple[Column, ...]
-    indexes: tuple[Index, ...] = ()
-
-    def columns_in(self, database: str) -> list[Column]:
-        return [column for column in self.columns if column.kind(database)]
-
-    def indexes_in(self, database: str) -> list[Index]:
-        return [index for index in self.indexes if index.only in {"", database}]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tables that belong together and have a version.
-
-    `steps` says for each version what leads to it from the one before. The first makes the tables
-    as they are today, where they are not; whatever of the others is done by then is passed over.
-    """
-
-    name: str
-    version: int
-    tables: tuple[Table, ...]
-    steps: Mapping[int, Callable[[str], tuple[str, ...]]]
-
-
-def _time(name: str, *, null: bool = False) -> Column:
-    return Column(name, "TIMESTAMP WITH TIME ZONE", "DATETIME(6)", "TEXT", null)
-
-
-def _name(name: str) -> Column:
-    return Column(name, "VARCHAR(255)", "VARCHAR(255)", "TEXT")
-
-
 COLUMNS = (
     Column("id", "BYTEA", "BINARY(32)", "BLOB"),
     Column("idempotency_key", "TEXT", "TEXT", "TEXT"),
-    _name("tenant_id"),
+    name_column("tenant_id"),
     Column("operation", "TEXT", "TEXT", "TEXT"),
     Column("request_hash", "TEXT", "TEXT", "TEXT"),
     # MariaDB's own JSON type refuses JSON that is nested deeper than 32 levels, and MySQL's
@@ -126,11 +70,11 @@ COLUMNS = (
     Column("steps", "TEXT", "LONGTEXT", "TEXT", null=True),
     Column("past", "TEXT", "LONGTEXT", "TEXT", null=True),
     Column("error", "TEXT", "LONGTEXT", "TEXT", null=True),
-    _time("created_at"),
-    _time("started_at"),
-    _time("lease_until"),
-    _time("completed_at", null=True),
-    _time("expires_at", null=True),
+    time_column("created_at"),
+    time_column("started_at"),
+    time_column("lease_until"),
+    time_column("completed_at", null=True),
+    time_column("expires_at", null=True),
 )
 
 LEDGER = Table(
@@ -166,17 +110,17 @@ OUTBOX = Table(
     (
         Column("id", "BIGINT", "BIGINT", "INTEGER", more=COUNTED),
         Column("shard", "SMALLINT", "SMALLINT", "INTEGER"),
-        _name("tenant_id"),
-        _name("topic"),
-        _name("aggregate_type"),
-        _name("aggregate_id"),
+        name_column("tenant_id"),
+        name_column("topic"),
+        name_column("aggregate_type"),
+        name_column("aggregate_id"),
         Column("seq", "BIGINT", "BIGINT", "INTEGER", null=True),
-        _name("event_id"),
-        _name("event_type"),
+        name_column("event_id"),
+        name_column("event_type"),
         # Text everywhere: what the application wrote is what goes out, to the byte.
         Column("payload", "TEXT", "LONGTEXT", "TEXT"),
         Column("headers", "TEXT", "LONGTEXT", "TEXT", null=True),
-        _time("created_at"),
+        time_column("created_at"),
         POSITION,
     ),
     (Index("ux_event_outbox_event", ("event_id",), unique=True), BY_POSITION),
@@ -186,10 +130,10 @@ OUTBOX_SEQ = Table(
     "event_outbox_seq",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("tenant_id"),
-        _name("topic"),
-        _name("aggregate_type"),
-        _name("aggregate_id"),
+        name_column("tenant_id"),
+        name_column("topic"),
+        name_column("aggregate_type"),
+        name_column("aggregate_id"),
         Column("seq", "BIGINT", "BIGINT", "INTEGER"),
     ),
 )
@@ -200,7 +144,7 @@ OUTBOX_CURSOR = Table(
     "event_outbox_cursor",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("name"),
+        name_column("name"),
         Column("shard", "SMALLINT", "SMALLINT", "INTEGER"),
         Column("shards", "SMALLINT", "SMALLINT", "INTEGER"),
         Column("position", "BIGINT", "BIGINT", "INTEGER"),
@@ -208,7 +152,7 @@ OUTBOX_CURSOR = Table(
         Column("tails", "TEXT", "LONGTEXT", "TEXT"),
         Column("lanes", "TEXT", "LONGTEXT", "TEXT"),
         Column("fence", "BIGINT", "BIGINT", "INTEGER"),
-        _time("updated_at"),
+        time_column("updated_at"),
     ),
 )
 
@@ -217,7 +161,7 @@ OUTBOX_MARK = Table(
     (
         Column("id", "VARCHAR(64)", "VARCHAR(64)", "TEXT"),
         Column("position", "BIGINT", "BIGINT", "INTEGER"),
-        _time("updated_at"),
+        time_column("updated_at"),
     ),
 )
 
@@ -226,15 +170,15 @@ INBOX_MARK = Table(
     "inbox_mark",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("consumer"),
-        _name("tenant_id"),
-        _name("topic"),
-        _name("aggregate_type"),
-        _name("aggregate_id"),
+        name_column("consumer"),
+        name_column("tenant_id"),
+        name_column("topic"),
+        name_column("aggregate_type"),
+        name_column("aggregate_id"),
         Column("seq", "BIGINT", "BIGINT", "INTEGER"),
         Column("head", "BIGINT", "BIGINT", "INTEGER", null=True),
         Column("turn", "BIGINT", "BIGINT", "INTEGER"),
-        _time("updated_at"),
+        time_column("updated_at"),
     ),
 )
 
@@ -242,9 +186,9 @@ INBOX_MESSAGE = Table(
     "inbox_message",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("consumer"),
-        _name("event_id"),
-        _time("received_at"),
+        name_column("consumer"),
+        name_column("event_id"),
+        time_column("received_at"),
     ),
     # What the sweep goes by.
     (Index("ix_inbox_message_received", ("received_at",)),),
@@ -254,9 +198,9 @@ INBOX_BASELINE = Table(
     "inbox_baseline",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("consumer"),
-        _name("topic"),
-        _time("created_at"),
+        name_column("consumer"),
+        name_column("topic"),
+        time_column("created_at"),
     ),
 )
 
@@ -264,10 +208,10 @@ INBOX_STARTED = Table(
     "inbox_started",
     (
         Column("id", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("consumer"),
-        _name("event_id"),
+        name_column("consumer"),
+        name_column("event_id"),
         Column("started", "INTEGER", "INTEGER", "INTEGER"),
-        _time("updated_at"),
+        time_column("updated_at"),
     ),
 )
 
@@ -277,16 +221,16 @@ PARKED = Table(
     "event_parked",
     (
         Column("id", "BIGINT", "BIGINT", "INTEGER", more=NUMBERED),
-        _name("consumer"),
+        name_column("consumer"),
         Column("sequence", "BYTEA", "BINARY(32)", "BLOB"),
         Column("slot", "SMALLINT", "SMALLINT", "INTEGER"),
-        _name("tenant_id"),
-        _name("topic"),
-        _name("aggregate_type"),
-        _name("aggregate_id"),
+        name_column("tenant_id"),
+        name_column("topic"),
+        name_column("aggregate_type"),
+        name_column("aggregate_id"),
         Column("seq", "BIGINT", "BIGINT", "INTEGER"),
-        _name("event_id"),
-        _name("event_type"),
+        name_column("event_id"),
+        name_column("event_type"),
         Column("position", "BIGINT", "BIGINT", "INTEGER"),
         # Text everywhere: the payload in it is kept to the byte.
         Column("message", "TEXT", "LONGTEXT", "TEXT"),
@@ -294,8 +238,8 @@ PARKED = Table(
         Column("why", "VARCHAR(8)", "VARCHAR(8)", "TEXT"),
         Column("attempts", "INTEGER", "INTEGER", "INTEGER"),
         Column("error", "TEXT", "LONGTEXT", "TEXT"),
-        _time("due_at", null=True),
-        _time("parked_at"),
+        time_column("due_at", null=True),
+        time_column("parked_at"),
         Column("edited", "INTEGER", "INTEGER", "INTEGER"),
     ),
     (
@@ -309,12 +253,12 @@ PARKED_AUDIT = Table(
     "event_parked_audit",
     (
         Column("id", "BIGINT", "BIGINT", "INTEGER", more=NUMBERED),
-        _time("settled_at"),
-        _name("who"),
+        time_column("settled_at"),
+        name_column("who"),
         Column("verb", "VARCHAR(8)", "VARCHAR(8)", "TEXT"),
-        _name("consumer"),
+        name_column("consumer"),
         Column("sequence", "BYTEA", "BINARY(32)", "BLOB"),
-        _name("event_id"),
+        name_column("event_id"),
         Column("note", "TEXT", "LONGTEXT", "TEXT"),
         Column("payload_before", "TEXT", "LONGTEXT", "TEXT", null=True),
         Column("payload_after", "TEXT", "LONGTEXT", "TEXT", null=True),
@@ -334,48 +278,16 @@ INBOX_TABLES = (
 # Of the first version: each relay reads the newest rows by id, whoever's they are.
 UNUSED = "ix_event_outbox_shard"
 
-# Compared byte by byte: MariaDB's default collation takes 'AbC' and 'abc' for the same.
-OPTIONS = {"mysql": " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"}
-
-
-def _made(*tables: Table) -> Callable[[str], tuple[str, ...]]:
-    """The step that makes these tables from nothing."""
-
-    def step(database: str) -> tuple[str, ...]:
-        return tuple(statement for table in tables for statement in _create(table, database))
-
-    return step
-
-
-def _create(table: Table, database: str) -> tuple[str, ...]:
-    lines = [_column_line(column, database) for column in table.columns_in(database)]
-    apart = table.indexes_in(database)
-    if database == "mysql":  # which cannot be told to make an index only where there is none
-        lines += [f"{index.word} {index.name} {index.on}" for index in apart]
-        apart = []
-    body = ",\n    ".join(lines)
-    options = OPTIONS.get(database, "")
-    return (
-        f"CREATE TABLE IF NOT EXISTS {table.name} (\n    {body}\n){options}",
-        *(f"CREATE {i.word} IF NOT EXISTS {i.name} ON {table.name} {i.on}" for i in apart),
-    )
-
-
-def _column_line(column: Column, database: str) -> str:
-    null = "" if column.null else " NOT NULL"
-    key = " PRIMARY KEY" if column.name == "id" else ""
-    return f"{column.name} {column.kind(database)}{null}{key}{column.more.get(database, '')}"
-
 
 def _readers(database: str) -> tuple[str, ...]:
     """The second version of the outbox: relays can read it."""
-    made = _made(OUTBOX_CURSOR, OUTBOX_MARK)(database)
+    made = making(OUTBOX_CURSOR, OUTBOX_MARK)(database)
     if database != "mysql":
         return (*made, f"DROP INDEX IF EXISTS {UNUSED}")
     alter = f"ALTER TABLE {OUTBOX.name}"
     return (
         *made,
-        f"{alter} ADD COLUMN {_column_line(POSITION, database)}",
+        f"{alter} ADD COLUMN {column_line(POSITION, OUTBOX, database)}",
         f"{alter} ADD {BY_POSITION.word} {BY_POSITION.name} {BY_POSITION.on}",
         f"{alter} DROP INDEX {UNUSED}",
     )
@@ -393,9 +305,10 @@ def _versions(database: str) -> str:
 OUTBOX_TABLES = (OUTBOX, OUTBOX_SEQ, OUTBOX_CURSOR, OUTBOX_MARK)
 
 PARTS = (
-    Part("ledger", 1, (LEDGER,), {1: _made(LEDGER)}),
-    Part("outbox", 2, OUTBOX_TABLES, {1: _made(*OUTBOX_TABLES), 2: _readers}),
-    Part("inbox", 1, INBOX_TABLES, {1: _made(*INBOX_TABLES)}),
+    Part("ledger", 1, (LEDGER,), {1: making(LEDGER)}),
+    Part("outbox", 2, OUTBOX_TABLES, {1: making(*OUTBOX_TABLES), 2: _readers}),
+    Part("inbox", 1, INBOX_TABLES, {1: making(*INBOX_TABLES)}),
+    LOG,
 )
 
 
@@ -426,6 +339,24 @@ async def create(link: Link) -> None:
             await link.fetch("SELECT pg_advisory_unlock(hashtext('semel_schema'))")
     else:
         await _climb(link)
+
+
+async def with_tables(
+    source: lines.Lines,
+    work: lines.Work[T],
+    colour: Colour,
+    *,
+    creates: bool,
+    told: Callable[[str, BaseException], SemelError] = unavailable,
+) -> T:
+    """Run the work; where its tables are missing, make them first if `creates` says so."""
+    try:
+        return await lines.carry(source, work, colour, told)
+    except NoTableError:
+        if not creates:
+            raise
+    await lines.carry(source, create, colour)
+    return await lines.carry(source, work, colour, told)
 
 
 async def _climb(link: Link) -> None:
@@ -707,9 +638,9 @@ def _spelled(kind: Any, engine: sa.Engine) -> str:
 
 def _key_problems(table: Table, there: Looked) -> Sequence[str]:
     key = (there.keys.get(table.name) or {}).get("constrained_columns") or []
-    if list(key) == ["id"]:
+    if tuple(key) == table.key:
         return []
-    return [f"the primary key of {table.name} is {list(key)}, wanted ['id']"]
+    return [f"the primary key of {table.name} is {list(key)}, wanted {list(table.key)}"]
 
 
 def _index_problems(table: Table, there: Looked, engine: sa.Engine) -> Sequence[str]:

@@ -1,0 +1,134 @@
+"""The bells of the log in an SQL database.
+
+On PostgreSQL whoever appends says which streams by NOTIFY, behind the COMMIT, and `NotifyBell`
+hears it over a connection of its own. Elsewhere `PollBell` rings for what this process appends, and
+looks from time to time where the streams end that somebody listens to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from sqlalchemy import URL
+
+from semel.colour import ASYNC
+from semel.entries import Position
+from semel.stores.bells import Listeners, LocalBell, Tower, Wake
+from semel.stores.sql.log_writing import CHANNEL, SHORT, short
+from semel.stores.sql.notify import hear
+
+log = logging.getLogger("semel")
+
+# How long until a poll looks again: where something has moved, and at most, when nothing does.
+SOON_S = 0.25
+LATER_S = 1.0
+SLOWING = 1.5
+
+
+def can_hear() -> bool:
+    """Is everything here that LISTEN needs?"""
+    return find_spec("psycopg") is not None and find_spec("greenlet") is not None
+
+
+class _Ear:
+    """A task that runs while somebody listens."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class NotifyBell:
+    """Rings for what anybody appends who says so by NOTIFY."""
+
+    def __init__(self, url: URL) -> None:
+        self.listeners = Listeners()
+        self._names: dict[str, str] = {}
+        ring_all = self.listeners.ring_all
+        self._ear = _Ear(lambda: hear(url, CHANNEL, begun=ring_all, heard=self._heard))
+
+    async def listen(self, stream: str, wake: Wake) -> None:
+        if self.listeners.add(stream, wake):
+            self._names[short(stream)] = stream
+        self._ear.open()
+
+    async def leave(self, stream: str, wake: Wake) -> None:
+        if self.listeners.remove(stream, wake):
+            self._names.pop(short(stream), None)
+
+    async def aclose(self) -> None:
+        await self._ear.close()
+
+    def _heard(self, word: str) -> None:
+        for start in range(0, len(word), SHORT):
+            stream = self._names.get(word[start : start + SHORT])
+            if stream is not None:
+                self.listeners.ring(stream)
+
+
+class PollBell(LocalBell):
+    """Rings for what this process appends at once, and for the others' within a second.
+
+    `heads` asks the log where streams end.
+    """
+
+    def __init__(
+        self, tower: Tower, heads: Callable[[Sequence[str]], Awaitable[Sequence[Position]]]
+    ) -> None:
+        super().__init__(tower)
+        self._heads = heads
+        self._known: dict[str, Position] = {}
+        self._ear = _Ear(self._poll)
+
+    async def listen(self, stream: str, wake: Wake) -> None:
+        await super().listen(stream, wake)
+        self._ear.open()
+
+    async def leave(self, stream: str, wake: Wake) -> None:
+        await super().leave(stream, wake)
+        if stream not in self.listeners:
+            self._known.pop(stream, None)
+        if not len(self.listeners):
+            await self._ear.close()
+
+    async def aclose(self) -> None:
+        await self._ear.close()
+        await super().aclose()
+
+    async def _poll(self) -> None:
+        pause_s = SOON_S
+        while True:
+            await ASYNC.sleep(pause_s)
+            has_moved = await self._look()
+            pause_s = SOON_S if has_moved else min(LATER_S, pause_s * SLOWING)
+
+    async def _look(self) -> bool:
+        """Did any stream move? Of one that was not looked at before, nobody knows."""
+        streams = self.listeners.streams
+        try:
+            heads = await self._heads(streams)
+        except Exception as error:  # noqa: BLE001 - whatever it is: this is only a hint
+            log.info("semel: where streams end is not known now: %s", error)
+            return False
+        before = self._known
+        moved = [s for s, head in zip(streams, heads, strict=True) if before.get(s) != head]
+        self._known.update(
+            (s, head) for s, head in zip(streams, heads, strict=True) if s in self.listeners
+        )
+        for stream in moved:
+            self.listeners.ring(stream)
+        return bool(moved)
