@@ -31,6 +31,8 @@ FLAGS = (
     "--disable-sync",
     # A container's /dev/shm may have 64 MiB, and the page would be killed.
     "--disable-dev-shm-usage",
+    # The browser ends when the other end of the pipe does: nobody is left behind.
+    "--remote-debugging-pipe",
 )
 
 # Nothing that is asked of a page here takes a second; a loaded machine is slow.

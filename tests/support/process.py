@@ -259,6 +259,12 @@ class ServerProcess:
             else:
                 self.start()
 
+    def end(self, number: signal.Signals) -> int:
+        """Ask it to end, wait until it has, and tell its exit code."""
+        assert self._popen is not None, f"{self.name} was never started"
+        self._popen.send_signal(number)
+        return self._popen.wait(READY_WITHIN_S)
+
     def stop(self) -> None:
         """End it and remove its data."""
         with self._lock:
