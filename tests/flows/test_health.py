@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.brokers import MemoryBroker
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.health import serve, server, watch
-from semel.health.metrics import RELAY, ROUTER, WORKER
+from semel.health.metrics import GATEWAY, RELAY, ROUTER, WORKER
 from semel.health.server import Answer, listening
 from semel.inbox import MemoryInbox
 from semel.messages import Forked, Full, Tail
@@ -419,6 +419,6 @@ def test_the_reference_names_every_metric():
         for name in named
         for kind in ("relay", "worker", "router")
     }
-    told = (*RELAY, *WORKER, *ROUTER)
+    told = (*RELAY, *WORKER, *ROUTER, *GATEWAY)
     there = {f"{one.name}{'_total' if one.counts else ''}" for one in told}
     assert documented == there

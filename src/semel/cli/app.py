@@ -38,6 +38,7 @@ from semel.cli.command import (
     reporting,
 )
 from semel.cli.doctor import doctor
+from semel.cli.gateway import gateway
 from semel.cli.outbox import outbox
 from semel.cli.parked import parked
 from semel.cli.relay import relay
@@ -74,6 +75,7 @@ app.add_typer(outbox, name="outbox")
 app.command(cls=Command)(worker)
 app.add_typer(parked, name="parked")
 app.command(cls=Command)(router)
+app.command(cls=Command)(gateway)
 app.command(cls=Command)(doctor)
 
 First = Annotated[

@@ -22,7 +22,9 @@ from semel.cli import show
 from semel.colour import ASYNC
 from semel.health import Report, Watch
 from semel.health.watch import Status
+from semel.http.sse import GatewayStatus
 from semel.relay import RelayStatus
+from semel.worker import WorkerStatus
 
 __all__ = ["Line", "opened", "tell"]
 
@@ -126,6 +128,8 @@ async def tell(watch: Watch, line: Line, redact: Callable[[str], str]) -> None:
 
 def _state(status: Status) -> tuple[Any, ...]:
     """What people want to hear of when it changes."""
+    if isinstance(status, GatewayStatus):
+        return (status.draining, bool(status.outage))
     state = (status.owned, status.members, status.waits_for, bool(status.outage))
     if isinstance(status, RelayStatus):
         return (*state, status.refused, tuple(status.held), tuple(status.stopped))
@@ -133,6 +137,8 @@ def _state(status: Status) -> tuple[Any, ...]:
 
 
 def _done(status: Status) -> int:
+    if isinstance(status, GatewayStatus):
+        return status.events
     if isinstance(status, RelayStatus):
         return status.published
     if isinstance(status, RouterStatus):
@@ -142,6 +148,25 @@ def _done(status: Status) -> int:
 
 def _told(report: Report, rate: float) -> str:
     status = report.status
+    if isinstance(status, GatewayStatus):
+        said = _shown(status, rate)
+    else:
+        said = _worked(report, status, rate)
+    return ", ".join([*said, *(" ".join(why.split()) for why in report.why)])
+
+
+def _shown(status: GatewayStatus, rate: float) -> list[str]:
+    said = [f"{status.connections:,} connections to {status.streams:,} jobs"]
+    said += [f"{status.events:,} events sent", f"{rate:,.0f}/s"]
+    resets, slow = sum(status.resets.values()), status.closed.get("slow", 0)
+    said += [f"{resets:,} resets"] if resets else []
+    said += [f"{slow:,} cut off"] if slow else []
+    return said
+
+
+def _worked(
+    report: Report, status: RelayStatus | WorkerStatus | RouterStatus, rate: float
+) -> list[str]:
     said = [f"{len(status.owned)} of {status.shards} shards"]
     said += [f"waits for the lease of {each}" for each in status.waits_for]
     if isinstance(status, RelayStatus):
@@ -158,7 +183,7 @@ def _told(report: Report, rate: float) -> str:
         held = sum(topic.held for topic in status.topics.values())
         said += [f"{_done(status):,} applied", f"{rate:,.0f}/s", f"{held:,} held"]
         said += [] if status.lag_s is None else [f"lag {show.span(status.lag_s)}"]
-    return ", ".join([*said, *(" ".join(why.split()) for why in report.why)])
+    return said
 
 
 def _behind(report: Report) -> list[str]:

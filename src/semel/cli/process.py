@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeAlias, TypeVar
 
 import typer
 
@@ -28,13 +28,28 @@ from semel.cli import line, show
 from semel.cli.command import REFUSED, seconds
 from semel.colour import keep
 from semel.health import Watch, serve
-from semel.health.watch import Part
+from semel.health.watch import Shows
 from semel.relay import Relay
 from semel.worker import Worker
 
 __all__ = ["GRACE", "Grace", "Http", "Quiet", "run"]
 
-P = TypeVar("P", Relay, Worker, Router)
+
+class Serving(Shows, Protocol):
+    """A gateway with its server: known by what it does, since the server is not ours."""
+
+    @property
+    def at(self) -> str:
+        """Its URL."""
+        ...
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+Runs: TypeAlias = Relay | Worker | Router | Serving
+P = TypeVar("P", Relay, Worker, Router, Serving)
 
 # A worker's own grace is 25 s; what looks after processes kills them after 30 s.
 GRACE = "28s"
@@ -62,10 +77,12 @@ def run(
     grace: str,
     quiet: bool,
     urls: tuple[str, ...] = (),
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run what is opened until it ends.
 
     `check` raises what no waiting would mend. `urls` are those whose passwords are not to be told.
+    `loop` makes the event loop, if it is to be another one than usual.
     """
 
     def redact(text: str) -> str:
@@ -76,7 +93,8 @@ def run(
     grace_s = seconds("--grace", grace)
     with line.opened(quiet=quiet, redact=redact) as told, _Ending(grace_s) as ending:
         telling = _Telling(told, redact, quiet=quiet)
-        asyncio.run(_run(opened, check, ending, telling, about, http))
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(_run(opened, check, ending, telling, about, http))
 
 
 class _Telling:
@@ -115,6 +133,8 @@ async def _run(
         stack.push_async_callback(watch.close)
         url = await stack.enter_async_context(serve(watch, at=http)) if http else ""
         telling.say(f"{watch.title}: {about}")
+        if not isinstance(part, Relay | Worker | Router):
+            telling.say(f"{watch.title}: jobs at {part.at}/JOB_ID")
         if url:
             telling.say(f"{watch.title}: health at {url}{_without_metrics()}")
         ending.asks(lambda: _stop(part, watch, telling))
@@ -131,7 +151,7 @@ def _without_metrics() -> str:
     return ", without /metrics: pip install 'semel[metrics]'"
 
 
-def _stop(part: Part, watch: Watch, telling: _Telling) -> None:
+def _stop(part: Runs, watch: Watch, telling: _Telling) -> None:
     telling.say(f"{watch.title}: ending, as soon as what is in hand is finished")
     part.stop()
 

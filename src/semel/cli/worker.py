@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
-import sys
-import traceback
 from collections.abc import AsyncIterator
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from semel.cli import process, show
-from semel.cli.command import BAD_INPUT, fail, reporting
+from semel.cli import process
+from semel.cli.application import named, show_trace
+from semel.cli.command import reporting
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.colour import ASYNC
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
@@ -37,10 +35,7 @@ def worker(
     quiet: Quiet = False,
 ) -> None:
     """Handle messages with a Worker of yours, until it is told to end."""
-    module, _, name = where.partition(":")
-    if not module or not name:
-        fail(f"{where!r} is not MODULE:NAME; write it as in shop.tasks:worker", BAD_INPUT)
-    found = _found(_imported(module), name)
+    found = named(where, "shop.tasks:worker", _hint)
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Worker]:
@@ -62,39 +57,6 @@ def worker(
             grace=grace,
             quiet=quiet,
         )
-
-
-def _imported(module: str) -> ModuleType:
-    """From here, as `python -m` would find it."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            _show_trace(f"{module} could not be imported", error)
-        fail(
-            f"there is no module {error.name!r} here or among what is installed; run this in the "
-            "folder that has it, or check the name",
-            BAD_INPUT,
-        )
-    except Exception as error:  # noqa: BLE001 - whatever the application does when it is imported
-        _show_trace(f"{module} could not be imported", error)
-
-
-def _show_trace(what: str, error: Exception) -> NoReturn:
-    """Theirs, not ours."""
-    sys.stderr.write(show.redact("".join(traceback.format_exception(error))))
-    fail(f"{what}: {type(error).__name__}: {error}", BAD_INPUT)
-
-
-def _found(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            fail(f"{module.__name__} has no {name!r}{_hint(module)}", BAD_INPUT)
-    return found
 
 
 def _hint(module: ModuleType) -> str:
@@ -126,7 +88,7 @@ async def _called(make: Any, where: str) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the application does there
         trace = error.__traceback__
-        _show_trace(f"{where} made no worker", error.with_traceback(trace and trace.tb_next))
+        show_trace(f"{where} made no worker", error.with_traceback(trace and trace.tb_next))
 
 
 async def _refuse_without_tables(made: Worker) -> None:

@@ -1,11 +1,13 @@
 """The same as Prometheus reads it, made from reports when it is asked for.
 
-Nothing is counted here: relays, workers and routers count for themselves, and this tells it on.
+Nothing is counted here: relays, workers, routers and gateways count for themselves, and this tells
+it on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from semel.bus import RouterStatus
 from semel.health.watch import Report
+from semel.http.sse.status import GatewayStatus
 from semel.relay import RelayStatus
 from semel.worker import WorkerStatus
 
@@ -200,8 +203,53 @@ ROUTER = (
     *_party("semel_router"),
 )
 
+_SHOWN = {
+    "opened": "Streams that were begun.",
+    "resumed": "Streams that were begun with a cursor.",
+    "events": "Events that were sent, to everybody.",
+    "rings": "Rings of the bell that were heard.",
+    "found": "Reads that found what no ring had told of.",
+    "snapshots": "States that were loaded.",
+}
+
+GATEWAY = (
+    _Told("semel_gateway_connections", "Streams that are open.", _one(lambda s: s.connections)),
+    _Told("semel_gateway_streams", "Jobs that are followed.", _one(lambda s: s.streams)),
+    *(
+        _Told(f"semel_gateway_{name}", about, _one(attrgetter(name)), counts=True)
+        for name, about in _SHOWN.items()
+    ),
+    _Told(
+        "semel_gateway_resets",
+        "Viewers that were told of a hole, by reason.",
+        _by("resets"),
+        ("reason",),
+        counts=True,
+    ),
+    _Told(
+        "semel_gateway_closed",
+        "Streams that are over, by reason; slow ones were cut off.",
+        _by("closed"),
+        ("reason",),
+        counts=True,
+    ),
+    _Told(
+        "semel_gateway_refused",
+        "Requests that were refused, by status.",
+        _by("refused"),
+        ("status",),
+        counts=True,
+    ),
+    _Told(
+        "semel_gateway_circuit_open",
+        "1 while the log does not answer.",
+        _one(lambda s: bool(s.outage)),
+    ),
+)
+
 KINDS = (
     (RelayStatus, "name", RELAY),
     (WorkerStatus, "group", WORKER),
     (RouterStatus, "name", ROUTER),
+    (GatewayStatus, "domain", GATEWAY),
 )

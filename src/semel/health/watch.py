@@ -1,4 +1,4 @@
-"""What a relay, a worker or a router is up to, and what only its store can tell.
+"""What a relay, a worker, a router or a gateway is up to, and what only its store can tell.
 
 A status costs nothing. How far behind a relay is, the database has to be asked, and probes, people
 and Prometheus all ask: so it is asked once for all of them, at most once a second. An answer that
@@ -11,11 +11,13 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from semel.bus import Router, RouterStatus
 from semel.colour import ASYNC
 from semel.errors import SemelError
+from semel.http.sse.status import GatewayStatus
+from semel.ports import Store
 from semel.relay import Relay, RelayStatus
 from semel.values import value
 from semel.worker import Worker, WorkerStatus
@@ -23,10 +25,25 @@ from semel.worker import Worker, WorkerStatus
 if TYPE_CHECKING:
     from semel.stores.sql.outbox_reading import Lag
 
-__all__ = ["Part", "Report", "Status", "Watch"]
+__all__ = ["Part", "Report", "Shows", "Status", "Watch"]
 
-Part: TypeAlias = Relay | Worker | Router
-Status: TypeAlias = RelayStatus | WorkerStatus | RouterStatus
+
+class Shows(Protocol):
+    """A gateway, alone or with its server."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def shown(self) -> str:
+        """What people call it."""
+        ...
+
+    def status(self) -> GatewayStatus: ...
+
+
+Part: TypeAlias = Relay | Worker | Router | Shows
+Status: TypeAlias = RelayStatus | WorkerStatus | RouterStatus | GatewayStatus
 
 FRESH_S = 1.0
 
@@ -48,8 +65,11 @@ class Report:
     @property
     def why(self) -> Sequence[str]:
         """What keeps it from its work; empty when it is ready."""
-        stopped = self.status.stopped.values() if isinstance(self.status, RelayStatus) else ()
-        reasons = [self.silence, self.status.outage, *stopped]
+        reasons = [self.silence, self.status.outage]
+        if isinstance(self.status, RelayStatus):
+            reasons += self.status.stopped.values()
+        elif isinstance(self.status, GatewayStatus) and self.status.draining:
+            reasons.append("it is about to end")
         return [reason for reason in dict.fromkeys(reasons) if reason]
 
     def as_json(self) -> dict[str, Any]:
@@ -60,11 +80,16 @@ class Report:
         return told
 
 
-_KINDS = {RelayStatus: "relay", WorkerStatus: "worker", RouterStatus: "router"}
+_KINDS = {
+    RelayStatus: "relay",
+    WorkerStatus: "worker",
+    RouterStatus: "router",
+    GatewayStatus: "gateway",
+}
 
 
 class Watch:
-    """Looks at one relay, worker or router. `close` ends what it may still be asking."""
+    """Looks at one relay, worker, router or gateway. `close` ends what it may still be asking."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -114,5 +139,5 @@ def _question(part: Part) -> Coroutine[Any, Any, Lag | None]:
     return _reach(part)
 
 
-async def _reach(part: Worker | Router) -> None:
+async def _reach(part: Worker | Router | Shows) -> None:
     await part.store.ledger(ASYNC).look(NOBODYS)

@@ -35,7 +35,11 @@ class Request(protocol.Request):
 
 @value
 class Asked:
-    """From where: a position, or the reason why there is none, or the number of an event."""
+    """From where: a position, or the reason why there is none, or the number of an event.
+
+    A browser that began with a number comes back with both: it goes on from the position, and has
+    still seen what it had seen when it began.
+    """
 
     is_stream: bool
     after: Position | None = None
@@ -74,12 +78,13 @@ def asked(request: protocol.Request) -> Asked:
     )
     ticket = query.get("ticket", "")
     cursor = (request.header("last-event-id") or "").strip() or query.get("after", "")
-    if cursor:
-        return Asked(wants_stream, *parsed(cursor), ticket=ticket)
     seq = query.get("last_seq", "")
-    if seq and not _SEQ.fullmatch(seq):
+    last_seq = int(seq) if _SEQ.fullmatch(seq) else None
+    if cursor:
+        return Asked(wants_stream, *parsed(cursor), last_seq, ticket)
+    if seq and last_seq is None:
         return Asked(wants_stream, lost="unreadable", ticket=ticket)
-    return Asked(wants_stream, last_seq=int(seq) if seq else None, ticket=ticket)
+    return Asked(wants_stream, last_seq=last_seq, ticket=ticket)
 
 
 def _parameters(query: bytes) -> dict[str, str]:

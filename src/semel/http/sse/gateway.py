@@ -56,7 +56,7 @@ class Gateway:
         retry_ms: tuple[int, int] = (1000, 3000),
         limits: Limits | None = None,
     ) -> None:
-        self._store = as_log_store(store)
+        self.store = as_log_store(store)
         self._is_ours = isinstance(store, str)
         self._terms = Terms(
             domain=checked_domain(domain),
@@ -108,7 +108,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         house = self._houses.get(loop)
         if house is None:
-            feed = Feed(self._store, encode=frames.entry)
+            feed = Feed(self.store, encode=frames.entry)
             crowd = Crowd(self._limits)
             house = House(self._terms, feed, crowd, self._seats, self._counts, self._everything)
             self._houses[loop] = house
@@ -139,9 +139,14 @@ class Gateway:
             house.crowd.close()
             await house.feed.aclose()
         if self._is_ours:
-            await self._store.aclose()
+            await self.store.aclose()
 
     # --- for people -----------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> str:
+        """What people call it."""
+        return f"gateway {self._terms.domain}"
 
     def status(self) -> GatewayStatus:
         feeds = [house.feed for house in self._houses.values()]

@@ -16,7 +16,7 @@ from semel.feed import Feed, Subscription
 from semel.http.asgi import ASGIScope, Receive, Send, request_of
 from semel.http.protocol import Header, Refusal, Response
 from semel.http.sse import frames
-from semel.http.sse.asking import Request, asked, job_of
+from semel.http.sse.asking import Asked, Request, asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.crowd import Crowd
 from semel.http.sse.limits import BACK_S, Seats
@@ -111,14 +111,18 @@ class Visit:
                 return await self._state(self._view(principal, None))
             self._house.seats.check_room(ASYNC.now())
             principal = await self._let_in(wanted.ticket)
-            start = Start(wanted.after, wanted.lost)
-            if wanted.last_seq is not None:
-                start = await start_behind(self._house.feed, self._stream, wanted.last_seq)
-            return await self._seated(principal, start)
+            return await self._seated(principal, await self._start(wanted))
         except StoreUnavailableError as error:
             raise later(
                 "store-unavailable", "They are there. Come back in a while.", RETRY_STORE_S
             ) from error
+
+    async def _start(self, wanted: Asked) -> Start:
+        start = Start(wanted.after, wanted.lost)
+        if wanted.last_seq is None:
+            return start
+        behind = await start_behind(self._house.feed, self._stream, wanted.last_seq)
+        return behind if start == Start() else replace(start, only_above=behind.only_above)
 
     # --- who, and what --------------------------------------------------------------------------
 
