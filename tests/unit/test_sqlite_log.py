@@ -13,7 +13,7 @@ from semel.colour import ASYNC, SYNC, run
 from semel.entries import Appended, Keep, Replace
 from semel.errors import CorruptRecordError, SettingsError
 from semel.keys import make_key
-from semel.stores.sqlite import SQLiteStore, bell, streams
+from semel.stores.sqlite import SQLiteStore, bell, log_schema, streams
 from semel.testing.bells import Ear, bell_of
 from semel.testing.clock import FakeClock
 from semel.testing.traffic import Sender
@@ -80,6 +80,13 @@ def test_a_file_without_a_log_gets_one_and_keeps_its_records(path):
     with contextlib.closing(SQLiteStore(path)) as store:
         assert put(store.log(SYNC), "b").offset == 2
     assert asked(path, "PRAGMA user_version") == [(1,)], "for an earlier Semel that has the ledger"
+
+
+def test_whoever_comes_second_makes_no_tables(path, store, log, monkeypatch):
+    put(log, "a")
+    monkeypatch.setattr(log_schema, "is_there", lambda connection, path: False)
+    with contextlib.closing(SQLiteStore(path)) as other:
+        assert put(other.log(SYNC), "b").offset == 2
 
 
 def test_the_log_of_a_later_semel_is_refused(path, store, log):

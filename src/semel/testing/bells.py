@@ -65,6 +65,16 @@ class BellContract(InBothColours):
         """A second store on the same place; this one where nobody shares it."""
         return store
 
+    @asynccontextmanager
+    async def other_log(self, store: Any, colour: Colour) -> AsyncIterator[Any]:
+        """The log of that other store."""
+        other = await self.another(store)
+        try:
+            yield log_of(other, colour)
+        finally:
+            if other is not store:
+                await other.aclose()
+
     @pytest.fixture
     def log(self, store: LogStore, colour: Colour) -> Any:
         return log_of(store, colour)
@@ -103,14 +113,10 @@ class BellContract(InBothColours):
     ) -> None:
         ear = Ear()
         await bell.listen(STREAM, ear.wake)
-        other = await self.another(store)
-        try:
+        async with self.other_log(store, colour) as other:
             for n in range(3):
-                await put(log_of(other, colour), f"e{n}")
+                await put(other, f"e{n}")
                 await ear.hears()
-        finally:
-            if other is not store:
-                await other.aclose()
 
     async def test_who_listens_before_reading_misses_nothing(
         self, log: Any, bell: Bell, colour: Colour
@@ -175,15 +181,19 @@ class BellContract(InBothColours):
         await stays.hears()
         assert ear.rings == before
 
-    async def test_a_closed_bell_is_quiet(self, store: LogStore, log: Any, bell: Bell) -> None:
+    async def test_a_closed_bell_is_quiet(
+        self, store: LogStore, log: Any, bell: Bell, colour: Colour
+    ) -> None:
         ear, stays = Ear(), Ear()
         await bell.listen(STREAM, stays.wake)
         closed = store.bell()
         await closed.listen(STREAM, ear.wake)
         await closed.aclose()
         before = ear.rings
-        await put(log, "a")
-        await stays.hears()
+        async with self.other_log(store, colour) as other:
+            for n, each in enumerate((log, other, other, other)):
+                await put(each, f"e{n}")
+                await stays.hears()
         await closed.leave(STREAM, ear.wake)
         await closed.aclose()
         assert ear.rings == before
