@@ -1,18 +1,27 @@
-"""`python -m bench.realtime_app KIND PORT`: what subscribers and messages are sent to.
+"""`python -m bench.realtime_app KIND PORT [STORE]`: what subscribers and messages are sent to.
 
 `floor` writes the same bytes to every socket and knows nothing else. `sse-starlette` is what its
-documentation shows: a queue for each client, in memory, and nothing to come back to.
+documentation shows: a queue for each client, in memory, and nothing to come back to. `semel` is an
+app that publishes and shows in one process, and tells what its gateway has counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import asdict
 from typing import Any
 
+from semel.bus import Stages
+
 HOST = "127.0.0.1"
+
+# More events of one job than anybody has, but none ends it.
+STAGES = Stages({"vision": (10, 1_000_000), "done": (1_000_001, 1_000_002)})
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
 DONE = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -79,6 +88,33 @@ async def sse_starlette(port: int) -> None:
     await serve(Starlette(routes=routes), port)
 
 
+async def semel(port: int, store: str) -> None:
+    from semel.bus import Publisher
+    from semel.http.sse import Gateway, abortable
+    from semel.settings import as_log_store
+
+    opened = as_log_store(store)
+    gateway, publisher = Gateway(opened, base="/jobs"), Publisher(opened, stages=STAGES)
+    numbers = itertools.count(STAGES.next_seq("vision"))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"].startswith("/jobs/"):
+            await gateway(scope, receive, send)
+            return
+        said = b""
+        if scope["method"] == "POST":
+            job_id = scope["path"].rpartition("/")[2]
+            data = json.loads((await receive())["body"])
+            await publisher.publish(job_id, "vision", next(numbers), data)
+        else:
+            said = json.dumps(asdict(gateway.status())).encode()
+        headers = [(b"content-length", str(len(said)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": said})
+
+    await serve(abortable(app), port)
+
+
 async def serve(app: Any, port: int) -> None:
     """Under uvicorn, as it comes: one worker, uvloop and httptools."""
     import uvicorn
@@ -87,15 +123,19 @@ async def serve(app: Any, port: int) -> None:
     await uvicorn.Server(settings).serve()
 
 
-KINDS = {"floor": floor, "sse-starlette": sse_starlette}
+KINDS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "floor": floor,
+    "sse-starlette": sse_starlette,
+    "semel": semel,
+}
 
 
-def main(kind: str, port: str) -> None:
+def main(kind: str, port: str, *words: str) -> None:
     import uvloop
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    uvloop.run(KINDS[kind](int(port)))
+    uvloop.run(KINDS[kind](int(port), *words))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import struct
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bench.http_load import FailedError
@@ -168,11 +168,15 @@ class Subscribers:
             self._drop(subscriber)
         self._waits = [now + subscriber.remember() for subscriber in self._all]
 
-    def come_back(self, last: dict[str, int], within_s: float) -> tuple[list[float], int]:
+    def come_back(
+        self, port: int, last: dict[str, int], within_s: float
+    ) -> tuple[list[float], int]:
         """Everybody comes back when it is time. By path, the message that was last: how many
         seconds after being told so each had it, and how often somebody was sent away.
         """
         began = time.monotonic()
+        for subscriber in self._all:
+            subscriber.seat = replace(subscriber.seat, port=port)
         self._admit(list(zip(self._waits, self._all, strict=True)), within_s)
         marks = {path: b"@%d@" % stamp for path, stamp in last.items()}
         away = set(range(len(self._all)))

@@ -20,10 +20,9 @@ from typing import Any
 from bench import realtime_crowd
 from bench.http_load import FailedError
 from bench.realtime_crowd import Seat
-from bench.realtime_servers import Entrant, Missing, Running
+from bench.realtime_servers import Entrant, Missing, Publish, Running, message
 
 EVERY_S = 0.2
-SIZE = 120
 SETTLE_S = 0.3
 JOIN_WITHIN_S = 60.0
 
@@ -61,20 +60,16 @@ def crowd() -> Iterator[Crowd]:
             process.kill()
 
 
-def message(stamp: int) -> str:
-    """About 120 bytes, with the moment it is sent at."""
-    said = f'{{"sent":"@{stamp}@","note":"'
-    return said + "a" * (SIZE - len(said) - 2) + '"}'
-
-
 @dataclass(frozen=True)
 class Turn:
-    """What one turn found, in milliseconds."""
+    """What one turn found."""
 
     p50_ms: float
     p99_ms: float
     max_ms: float
     join_s: float
+    cpu_us: float
+    """The server's processor time for each message that reached somebody."""
 
 
 @dataclass
@@ -152,23 +147,29 @@ def _play(
 
 
 def one_turn(running: Running, listeners: Crowd, subscribers: int, messages: int) -> Turn:
-    join_s = listeners.ask("join", [running.seat] * subscribers, JOIN_WITHIN_S)
-    time.sleep(SETTLE_S)
-    listeners.ask("listen")
-    sent = []
-    with running.publisher() as publish:
-        begin = time.monotonic()
-        for n in range(messages):
-            if (wait_s := begin + n * EVERY_S - time.monotonic()) > 0:
-                time.sleep(wait_s)
-            sent.append(time.monotonic_ns())
-            publish(message(sent[-1]))
-    time.sleep(SETTLE_S)
-    took, wrong = _told(listeners, sent)
+    with running.place() as (seat, publish):
+        join_s = listeners.ask("join", [seat] * subscribers, JOIN_WITHIN_S)
+        time.sleep(SETTLE_S)
+        listeners.ask("listen")
+        cpu = running.server.cpu_s()
+        took, wrong = _told(listeners, _sent(publish, messages))
+        spent = running.server.cpu_s() - cpu
     if wrong:
         raise FailedError(f"{wrong} of {messages * subscribers} did not come, or not in order")
     p50, p99 = (statistics.quantiles(took, n=100)[n] / 1e6 for n in (49, 98))
-    return Turn(p50, p99, max(took) / 1e6, join_s)
+    return Turn(p50, p99, max(took) / 1e6, join_s, spent / len(took) * 1e6)
+
+
+def _sent(publish: Publish, messages: int) -> list[int]:
+    sent = []
+    begin = time.monotonic()
+    for n in range(messages):
+        if (wait_s := begin + n * EVERY_S - time.monotonic()) > 0:
+            time.sleep(wait_s)
+        sent.append(time.monotonic_ns())
+        publish(message(sent[-1]))
+    time.sleep(SETTLE_S)
+    return sent
 
 
 def _told(listeners: Crowd, sent: Sequence[int]) -> tuple[array[int], int]:

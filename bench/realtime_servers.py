@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import os
 import resource
+import secrets
 import shutil
 import socket
 import subprocess
@@ -20,9 +23,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Self
 
-from bench.machine import ROOT
+from bench.machine import ROOT, cpu_s
+from bench.realtime_app import STAGES
 from bench.realtime_crowd import HOST, Seat
+from semel.bus import BlockingPublisher
 from support import binaries, provision
 from support.binaries import Binary
 from support.process import ServerProcess, family, free_port, new_folder
@@ -36,19 +42,35 @@ NCHAN = Path("usr/lib/nginx/modules/ngx_nchan_module.so")
 
 JOB = "job-1"
 
+SIZE = 120
+
 
 class Missing(Exception):  # noqa: N818 - a situation, and a row of the table
     """There is no way to run this one here. The message says what to do about it."""
 
 
+def message(stamp: int) -> str:
+    """About 120 bytes, with the moment it is sent at."""
+    said = f'{{"sent":"@{stamp}@","note":"'
+    return said + "a" * (SIZE - len(said) - 2) + '"}'
+
+
+def message_data(stamp: int) -> dict[str, str]:
+    found: dict[str, str] = json.loads(message(stamp))
+    return found
+
+
 Publish = Callable[[str], None]
 """Says something to everybody who listens."""
 
+Place = AbstractContextManager[tuple[Seat, Publish]]
+"""Where one listens, and how one publishes to those who do."""
+
 
 @contextlib.contextmanager
-def post(port: int, path: str) -> Iterator[Publish]:
+def posting(seat: Seat, path: str) -> Iterator[tuple[Seat, Publish]]:
     """Over HTTP, on one connection; a request is one write."""
-    with socket.create_connection((HOST, port), timeout=PATIENCE_S) as line:
+    with socket.create_connection((HOST, seat.port), timeout=PATIENCE_S) as line:
 
         def publish(message: str) -> None:
             head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(message)}"
@@ -59,7 +81,7 @@ def post(port: int, path: str) -> Iterator[Publish]:
             if answer.status >= ACCEPTED:
                 raise RuntimeError(f"a message was answered {answer.status}")
 
-        yield publish
+        yield seat, publish
 
 
 class Listening(ServerProcess):
@@ -68,18 +90,23 @@ class Listening(ServerProcess):
     def probe(self) -> None:
         socket.create_connection((HOST, self.port), timeout=5).close()
 
-    @property
-    def pids(self) -> list[int]:
-        return family(self.pid)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def cpu_s(self) -> float:
+        """Processor time of all its processes; nothing where the system does not tell."""
+        return sum(cpu_s(pid) or 0.0 for pid in family(self.pid))
 
 
 @dataclass
 class Running:
-    """A server that was started: where one sits down, and how one publishes."""
+    """A server that was started. `place` is a new one each time: nobody hears of earlier turns."""
 
     server: Listening
-    seat: Seat
-    publisher: Callable[[], AbstractContextManager[Publish]]
+    place: Callable[[], Place]
 
     def stop(self) -> None:
         self.server.stop()
@@ -95,7 +122,7 @@ class Entrant:
     note: str = ""
 
 
-# --- ours, and the floor ------------------------------------------------------------------------
+# --- Python: ours, the floor and sse-starlette --------------------------------------------------
 
 
 def python(*words: str, port: int) -> Listening:
@@ -103,10 +130,58 @@ def python(*words: str, port: int) -> Listening:
     return Listening(binary, list(words), port, new_folder("realtime")).start()
 
 
-def _app(kind: str, _redis: str) -> Running:
+def app(kind: str, *words: str) -> Listening:
     port = free_port()
-    server = python("-m", "bench.realtime_app", kind, str(port), port=port)
-    return Running(server, Seat(port, f"/jobs/{JOB}"), partial(post, port, "/publish"))
+    return python("-m", "bench.realtime_app", kind, str(port), *words, port=port)
+
+
+def _app(kind: str, _redis: str) -> Running:
+    server = app(kind)
+    return Running(server, partial(posting, Seat(server.port, f"/jobs/{JOB}"), "/publish"))
+
+
+def gateway(redis: str, *words: str) -> Listening:
+    """`semel gateway`, as people start it."""
+    port = free_port()
+    said = ("-m", "semel", "gateway", redis, "--port", str(port), "--base", "/jobs", *words)
+    return python(*said, port=port)
+
+
+def new_job() -> str:
+    return f"job-{secrets.token_hex(6)}"
+
+
+@contextlib.contextmanager
+def publishing(redis: str, port: int) -> Iterator[tuple[Seat, Publish]]:
+    """To a job of its own, as a worker does it."""
+    job_id, numbers = new_job(), itertools.count(STAGES.next_seq("vision"))
+    with BlockingPublisher(redis, stages=STAGES) as publisher:
+
+        def publish(message: str) -> None:
+            publisher.publish(job_id, "vision", next(numbers), json.loads(message))
+
+        publish(message(0))  # a job that nobody has heard of cannot be watched
+        yield Seat(port, f"/jobs/{job_id}"), publish
+
+
+def _semel_on_redis(redis: str) -> Running:
+    server = gateway(redis)
+    return Running(server, partial(publishing, redis, server.port))
+
+
+def _semel_embedded(store: str, _redis: str) -> Running:
+    """An app that publishes and shows, in one process."""
+    server = app("semel", store)
+    port = server.port
+
+    @contextlib.contextmanager
+    def place() -> Iterator[tuple[Seat, Publish]]:
+        job_id = new_job()
+        with posting(Seat(port, f"/jobs/{job_id}"), f"/publish/{job_id}") as (seat, publish):
+            publish(message(0))
+            yield seat, publish
+
+    return Running(server, place)
 
 
 # --- nchan --------------------------------------------------------------------------------------
@@ -193,7 +268,7 @@ def _nchan(_redis: str) -> Running:
     (folder / "nginx.conf").write_text(settings)
     words = ["-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
     server = Nginx(binary, words, port, folder).start()
-    return Running(server, Seat(port, f"/jobs/{JOB}"), partial(post, port, f"/publish/{JOB}"))
+    return Running(server, partial(posting, Seat(port, f"/jobs/{JOB}"), f"/publish/{JOB}"))
 
 
 def _make_room() -> None:
@@ -234,7 +309,7 @@ def _socket_io(redis: str) -> Running:
     script = str(socket_io_folder() / "server.mjs")
     server = Listening(node, [script, redis, str(port)], port, new_folder("socketio")).start()
     seat = Seat(port, "/socket.io/?EIO=4&transport=websocket", "socket.io")
-    return Running(server, seat, partial(post, port, "/publish"))
+    return Running(server, partial(posting, seat, "/publish"))
 
 
 FLOOR = Entrant("asyncio, the same bytes to every socket", "floor", partial(_app, "floor"))
@@ -249,5 +324,8 @@ SOCKET_IO_ENTRANT = Entrant(
     "Socket.IO", "peer", _socket_io, "WebSocket, redis-streams-adapter, recovery switched on"
 )
 
-OURS: tuple[Entrant, ...] = ()
+OURS = (
+    Entrant("semel gateway, Redis", "us", _semel_on_redis),
+    Entrant("semel, in memory", "us", partial(_semel_embedded, "memory://"), "in one process"),
+)
 PEERS = (SSE_STARLETTE, NCHAN_ENTRANT, SOCKET_IO_ENTRANT)
