@@ -1,0 +1,88 @@
+"""`semel gateway`: what it says to mistakes, and what it takes from the application."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from semel.bus import BlockingPublisher
+from semel.cli.app import app
+from semel.stores import SQLiteStore
+from support.process import HOST
+from support.relay_process import Running
+
+
+@pytest.fixture
+def url(tmp_path):
+    SQLiteStore(tmp_path / "log.db").close()
+    return f"sqlite:///{tmp_path}/log.db"
+
+
+def semel_cli(*words):
+    return CliRunner().invoke(app, ["gateway", *words])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--base", "jobs"), "a path as in"),
+        (("--domain", "a:b"), "a domain has a name without a colon"),
+        (("--cors", "*", "--credentials"), "name the origins"),
+        (("--authorise", "nothing"), "is not MODULE:NAME"),
+        (("--authorise", "nowhere:viewer"), "there is no module 'nowhere'"),
+        (("--max-age", "soon"), "is not a duration"),
+    ],
+)
+def test_what_cannot_work_is_said_and_ends_it(url, options, said):
+    answer = semel_cli(url, *options)
+    assert answer.exit_code == 2
+    assert said in answer.stderr
+
+
+def test_a_port_that_is_taken_is_said(url):
+    with socket.create_server((HOST, 0)) as taken:
+        port = str(taken.getsockname()[1])
+        answer = semel_cli(url, "--port", port)
+    assert answer.exit_code == 2
+    assert f"cannot listen at {HOST}:{port}" in answer.stderr
+
+
+def test_a_store_that_is_not_there_or_has_no_log_is_refused(tmp_path):
+    for store, said in (
+        (f"sqlite:///{tmp_path}/none.db", "there is nothing at"),
+        ("memory://", "lives inside the process"),
+        (f"file://{tmp_path}", "has no log"),
+    ):
+        answer = semel_cli(store)
+        assert answer.exit_code == 2
+        assert said in answer.stderr
+
+
+def test_without_a_server_the_extra_is_named(url, monkeypatch):
+    monkeypatch.setattr("semel.cli.gateway.find_spec", lambda _: None)
+    answer = semel_cli(url)
+    assert answer.exit_code == 2
+    assert "pip install 'semel[gateway]'" in answer.stderr
+
+
+def test_functions_of_the_application_say_who_may_see_what(url, tmp_path):
+    (tmp_path / "views.py").write_text(
+        "def viewer(request, job_id):\n"
+        "    return request.header('x-user')\n"
+        "def shown(event, principal):\n"
+        "    return event | {'data': principal}\n"
+    )
+    store = SQLiteStore(tmp_path / "log.db")
+    BlockingPublisher(store).publish("7", "vision", 10, {"secret": 1})
+    store.close()
+    words = ("--authorise", "views:viewer", "--project", "views:shown", "--base", "/jobs")
+    with Running("gateway", url, "--port", "0", *words, cwd=tmp_path) as running:
+        at = running.said.partition("jobs at ")[2].partition("JOB_ID")[0]
+        assert at.endswith("/jobs/")
+        assert httpx.get(f"{at}7").status_code == 403
+        assert httpx.get(f"{at}7", headers={"x-user": "eve"}).json()["data"] == "eve"
+        assert running.metric("semel_gateway_refused_total") == 1
+        assert running.stop() == 0
