@@ -36,6 +36,7 @@ from semel.cli.command import (
     refuse_empty,
     refuse_memory,
     reporting,
+    url_and,
 )
 from semel.cli.doctor import doctor
 from semel.cli.gateway import gateway
@@ -43,6 +44,7 @@ from semel.cli.outbox import outbox
 from semel.cli.parked import parked
 from semel.cli.relay import relay
 from semel.cli.router import router
+from semel.cli.tail import tail
 from semel.cli.worker import worker
 from semel.errors import (
     CorruptRecordError,
@@ -76,6 +78,7 @@ app.command(cls=Command)(worker)
 app.add_typer(parked, name="parked")
 app.command(cls=Command)(router)
 app.command(cls=Command)(gateway)
+app.command(cls=Command)(tail)
 app.command(cls=Command)(doctor)
 
 First = Annotated[
@@ -148,16 +151,6 @@ def _opened(url: str) -> Iterator[Admin]:
         refuse_empty(url)
         with Admin(disk.meant(url)) as desk:
             yield desk
-
-
-def _url_and_key(first: str | None, second: str | None) -> tuple[str, str]:
-    """Two words are URL and key; one word is the key, if the URL is in the environment."""
-    if first is not None and second is not None:
-        return first, second
-    url = os.environ.get(ENV)
-    if first is None or not url:
-        fail(f"give the store's URL and the key, or set {ENV} and give the key", BAD_INPUT)
-    return url, first
 
 
 def _identity(
@@ -266,7 +259,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Tell a key's whole story, and what the next call will get."""
-    url, key = _url_and_key(first, second)
+    url, key = url_and("key", first, second)
     identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
@@ -338,7 +331,7 @@ def resolve(
     as_json: Json = False,
 ) -> None:
     """Settle an attempt that vanished. Say how it ended: --value, --error or --retry."""
-    url, key = _url_and_key(first, second)
+    url, key = url_and("key", first, second)
     settlement = _settlement(value, error, retry)
     _refuse_status(status, settlement)
     identity = _identity(tenant, operation, per_operation, version, http)
@@ -415,7 +408,7 @@ def forget(
     as_json: Json = False,
 ) -> None:
     """Delete a record. The next call then runs, even if it happened before."""
-    url, key = _url_and_key(first, second)
+    url, key = url_and("key", first, second)
     identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         about = "" if yes else _about_forgetting(desk, url, key, identity)

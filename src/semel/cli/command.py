@@ -6,6 +6,7 @@ ours.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,16 @@ def needed(url: str) -> str:
     if not url:
         fail(f"give the store's URL, or set {ENV}", BAD_INPUT)
     return url
+
+
+def url_and(what: str, first: str | None, second: str | None) -> tuple[str, str]:
+    """Two words are the URL and the other; one word is the other, if the URL is in ENV."""
+    if first is not None and second is not None:
+        return first, second
+    url = os.environ.get(ENV)
+    if first is None or not url:
+        fail(f"give the store's URL and the {what}, or set {ENV} and give the {what}", BAD_INPUT)
+    return url, first
 
 
 # Not required as typer sees it: its own message names neither the store nor the variable.
