@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from bench import http_load, http_memory, table
 from bench.http_bench import BARE, OURS, PEER, Case, Result, Target, ratios
 from bench.http_load import Phase
 from bench.http_memory import Taken
+from bench.machine import version
 from bench.table import NOTHING, Verdict, micros, rendered
 
 TITLES: dict[Phase, str] = {
@@ -39,15 +39,8 @@ FEW = 2  # of which no middle half can be taken
 
 
 def versions() -> str:
-    found = [f"{name} {_version(name)}" for name in DISTRIBUTIONS]
+    found = [f"{name} {version(name)}" for name in DISTRIBUTIONS]
     return f"- HTTP: {', '.join(found)}, one worker; wrk {http_load.version()}, one thread"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
 
 
 # --- one case -----------------------------------------------------------------------------------

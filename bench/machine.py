@@ -211,7 +211,7 @@ def facts() -> dict[str, str]:
         f"{platform.release()}, disk {file_system(disk_folder())}",
         "Python": platform.python_version(),
         "servers": ", ".join(_labels()),
-        "packages": ", ".join(f"{name} {_version(name)}" for name in DISTRIBUTIONS),
+        "packages": ", ".join(f"{name} {version(name)}" for name in DISTRIBUTIONS),
         "load": f"{load():.2f} at the start",
     }
 
@@ -228,7 +228,7 @@ def _or_missing(find: Callable[[], binaries.Binary]) -> str:
         return str(error)
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

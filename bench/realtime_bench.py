@@ -9,7 +9,7 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench import (
@@ -58,15 +58,39 @@ class Effort:
     cut: int
     subjects: int
     publishing: int
-    """Rounds of a second each."""
+    """Rounds."""
+    publishing_s: float
     shown: int
     """Messages to a browser."""
 
 
+USUAL = Effort(
+    rounds=3,
+    messages=20,
+    crowds=(500, 2000),
+    idle=10_000,
+    idle_s=20.0,
+    cut=2000,
+    subjects=20,
+    publishing=7,
+    publishing_s=1.0,
+    shown=100,
+)
 EFFORTS = {
-    "quick": Effort(1, 5, (100,), 300, 2.0, 100, 5, 1, 10),
-    "usual": Effort(3, 20, (500, 2000), 10_000, 20.0, 2000, 20, 7, 100),
-    "full": Effort(7, 40, (500, 2000), 10_000, 60.0, 2000, 20, 15, 300),
+    "quick": Effort(
+        rounds=1,
+        messages=5,
+        crowds=(100,),
+        idle=300,
+        idle_s=1.0,
+        cut=100,
+        subjects=5,
+        publishing=1,
+        publishing_s=0.3,
+        shown=10,
+    ),
+    "usual": USUAL,
+    "full": replace(USUAL, rounds=7, messages=40, idle_s=60.0, publishing=15, shown=300),
 }
 
 
@@ -86,6 +110,7 @@ def _percentile(found: Sequence[float], of: int) -> float:
 
 
 def _fanout(machine: Machine, effort: Effort) -> Iterator[Found]:
+    yield Found("realtime", [realtime_servers.versions()])
     entrants = (realtime_servers.FLOOR, *realtime_servers.OURS, *realtime_servers.PEERS)
     with realtime_fanout.started(entrants, machine.empty_redis()) as table:
         for crowd in effort.crowds:
@@ -254,7 +279,9 @@ def _publish(machine: Machine, effort: Effort) -> Found:
     found, redis = Found("realtime"), machine.empty_redis()
     for at_once in (1, AT_ONCE):
         rates = asyncio.run(
-            realtime_publish.run(redis, at_once=at_once, rounds=effort.publishing, seconds=1.0)
+            realtime_publish.run(
+                redis, at_once=at_once, rounds=effort.publishing, seconds=effort.publishing_s
+            )
         )
         who = "one publisher" if at_once == 1 else f"{at_once} publishers at once"
         title = f"Publishing, {who}"

@@ -20,7 +20,7 @@ from support.process import family
 
 JOIN_WITHIN_S = 120.0
 WARM = 200
-SETTLE_S = 2.0
+SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import resource
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Self
 
-from bench.machine import ROOT, cpu_s
+from bench.machine import ROOT, cpu_s, version
 from bench.realtime_app import STAGES
 from bench.realtime_crowd import HOST, Seat
 from semel.bus import BlockingPublisher
@@ -329,3 +330,22 @@ OURS = (
     Entrant("semel, in memory", "us", partial(_semel_embedded, "memory://"), "in one process"),
 )
 PEERS = (SSE_STARLETTE, NCHAN_ENTRANT, SOCKET_IO_ENTRANT)
+
+
+def versions() -> str:
+    found = [f"{name} {version(name)}" for name in ("sse-starlette", "uvicorn", "uvloop")]
+    needs = json.loads((SOCKET_IO / "package.json").read_text())["dependencies"]
+    found += [f"{name} {number}" for name, number in needs.items()]
+    found += [_said("node", "--version")]
+    with contextlib.suppress(Missing):
+        found += [_said(str(nginx()[0].path), "-v", env=nginx()[0].environment())]
+    found += [f"{binary}" for binary in binaries.candidates("chromium")[:1]]
+    return f"- realtime: {', '.join(filter(None, found))}"
+
+
+def _said(*words: str, env: dict[str, str] | None = None) -> str:
+    if not shutil.which(words[0]):
+        return ""
+    told = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    number = re.search(r"\d+(?:\.\d+)+", told.stdout + told.stderr)
+    return f"{Path(words[0]).name} {number.group() if number else 'of unknown version'}"
