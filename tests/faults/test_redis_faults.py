@@ -23,6 +23,7 @@ from semel.values import Busy, Done, Kept, Lost, Outcome, State, Terms, Won
 from support import servers
 from support.process import free_port, wait_until
 from support.proxy import Proxy
+from support.slots import Migration
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 VALUE = Outcome("value", b'{"paid":true}')
@@ -507,41 +508,3 @@ async def test_a_cluster_node_that_dies_is_unavailable_and_comes_back(
         # By type: some of all objects need settings to say what they are an instance of.
         if type(node) is redis.asyncio.cluster.ClusterNode:
             await node.disconnect()
-
-
-class Migration:
-    """Moves one key's slot to another node of a cluster, in steps, and back in the end."""
-
-    def __init__(self, cluster, name):
-        self.slot = servers.command(cluster.nodes[0].port, "CLUSTER", "KEYSLOT", name.decode())
-        ids = {n.port: servers.command(n.port, "CLUSTER", "MYID") for n in cluster.nodes}
-        self.nodes, self.ids = cluster.nodes, ids
-        share = 16_384 / len(cluster.nodes)
-        self.source = cluster.nodes[int(self.slot / share)]
-        self.target = next(node for node in cluster.nodes if node is not self.source)
-
-    def __enter__(self):
-        self._begin()
-        return self
-
-    def __exit__(self, *_):
-        self.source, self.target = self.target, self.source
-        self._begin()
-        self.move_keys()
-        self.finish()
-
-    def _begin(self):
-        slot = ("CLUSTER", "SETSLOT", self.slot)
-        servers.command(self.target.port, *slot, "IMPORTING", self.ids[self.source.port])
-        servers.command(self.source.port, *slot, "MIGRATING", self.ids[self.target.port])
-
-    def move_keys(self):
-        keys = servers.command(self.source.port, "CLUSTER", "GETKEYSINSLOT", self.slot, 100)
-        for key in keys:
-            target = ("127.0.0.1", self.target.port)
-            servers.command(self.source.port, "MIGRATE", *target, key, 0, 5000)
-
-    def finish(self):
-        owner = self.ids[self.target.port]
-        for node in (self.target, self.source, *self.nodes):
-            servers.command(node.port, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)

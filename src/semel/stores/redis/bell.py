@@ -20,7 +20,8 @@ from redis.exceptions import SlotNotCoveredError
 from semel.stores.bells import Listeners, Wake
 from semel.stores.redis.ear import Channel, Ear
 from semel.stores.redis.faults import BROKEN, has_moved
-from semel.stores.redis.line import AsyncClusterLine, AsyncLine, make_ready
+from semel.stores.redis.lenders import make_ready
+from semel.stores.redis.line import AsyncClusterLine, AsyncLine
 from semel.stores.redis.log_words import place_of
 
 log = logging.getLogger("semel")

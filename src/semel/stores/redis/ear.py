@@ -179,3 +179,4 @@ class Ear(asyncio.Protocol):
     async def close(self) -> None:
         self._transport.abort()
         await self.connection.disconnect(nowait=True)
+        await asyncio.sleep(0)  # the socket is closed in the next turn of the loop

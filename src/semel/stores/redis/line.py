@@ -12,14 +12,18 @@ that does not know whether the call took effect.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import ResponseError, SlotNotCoveredError
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 
 from semel.colour import keep
 from semel.stores.redis.faults import (
@@ -30,11 +34,15 @@ from semel.stores.redis.faults import (
     unreachable,
     was_demoted,
 )
+from semel.stores.redis.lenders import FromNode, FromPool
 from semel.stores.redis.reserve import Held, Reserve
 from semel.stores.redis.scripts import Call
-from semel.stores.redis.wire import Asked, Exchange, room
+from semel.stores.redis.wire import Asked, Exchange
 
 RAW: dict[str, Any] = {NEVER_DECODE: True}
+
+# While the keys of a slot that migrates are on two servers. To move one takes less than that.
+TORN_PAUSE_S = 0.02
 
 
 class Line(Protocol):
@@ -177,7 +185,7 @@ class AsyncLine:
     def __init__(self, client: Any, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._exchange = Exchange(_FromPool(client.connection_pool), timeout_s)
+        self._exchange = Exchange(FromPool(client.connection_pool), timeout_s)
 
     def call(self, call: Call) -> Awaitable[Any]:
         return self._exchange.submit(call)
@@ -206,37 +214,6 @@ class AsyncLine:
 async def _in_time(timeout_s: float, server: Any, *command: Any) -> Any:
     async with asyncio.timeout(timeout_s):
         return await server.execute_command(*command, **RAW)
-
-
-class _FromPool:
-    """Borrows from a client's pool."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self.keeps = room(pool) > 0
-
-    async def lend(self) -> Any:
-        connection = await self._pool.get_connection()
-        try:
-            await make_ready(connection)
-        except BaseException:
-            await self.take_back(connection)
-            raise
-        return connection
-
-    async def take_back(self, connection: Any) -> None:
-        with contextlib.suppress(KeyError):  # the pool was reset meanwhile
-            await self._pool.release(connection)
-
-
-async def make_ready(connection: Any) -> None:
-    """Open it, if it is not; make sure that it can be spoken on."""
-    await connection.connect()
-    # A connection that was reset while it lay in the pool passes for an open one.
-    if connection._writer.transport.is_closing():  # noqa: SLF001
-        await connection.disconnect(nowait=True)
-        await connection.connect()
-    await connection.check_health()
 
 
 class AsyncClusterLine:
@@ -279,7 +256,7 @@ class AsyncClusterLine:
     def _exchange(self, name: str) -> Exchange:
         exchange = self._exchanges.get(name)
         if exchange is None:
-            lender = _FromNode(self._client, name)
+            lender = FromNode(self._client, name)
             exchange = Exchange(lender, self._timeout_s, self._elsewhere)
             self._exchanges[name] = exchange
         return exchange
@@ -348,51 +325,43 @@ class AsyncClusterLine:
             asked.settle(reply)
 
     async def _reply_to(self, call: Call, redirection: str) -> Any:
-        # redis-py's async client may send ASKING and the command on two connections, and is then
-        # redirected for ever: while a slot migrates we ask ourselves.
-        try:
-            if redirection.startswith("ASK "):
-                node = self._client.get_node(node_name=redirection.split()[2])
-                if node is not None:
-                    return await _asking(node, call)
-            return await self._client.execute_command(*call.words(), **RAW)
-        except ResponseError as error:
-            return error
+        """While the slot migrates we ask ourselves, until all its keys are on one server.
+
+        redis-py's async client may send ASKING and the command on two connections, and is then
+        redirected for ever.
+        """
+        while True:
+            try:
+                if redirection.startswith("TRYAGAIN"):
+                    return await _told(self._client.get_node_from_key(call.key), call)
+                if redirection.startswith("ASK "):
+                    node = self._client.get_node(node_name=redirection.split()[2])
+                    if node is not None:
+                        return await _told(node, call, b"*1\r\n$6\r\nASKING\r\n")
+                return await self._client.execute_command(*call.words(), **RAW)
+            except MovedError:
+                redirection = ""  # it has arrived
+            except AskError as error:
+                redirection = f"ASK {error.slot_id} {error.host}:{error.port}"
+            except TryAgainError:
+                await asyncio.sleep(TORN_PAUSE_S)
+            except ResponseError as error:
+                return error
 
 
-async def _asking(node: Any, call: Call) -> Any:
+async def _told(node: Any, call: Call, *before: bytes) -> Any:
     connection = node.acquire_connection()
     try:
         await connection.connect()
-        await connection.send_packed_command([b"*1\r\n$6\r\nASKING\r\n", call.in_full()])
-        await connection.read_response()
+        await connection.send_packed_command([*before, call.in_full()])
+        for _ in before:
+            await connection.read_response()
         return await connection.read_response(disable_decoding=True)
+    except ResponseError:
+        raise
+    except BaseException:
+        # Broken, or given up between asking and reading: nobody must read our reply.
+        await connection.disconnect(nowait=True)
+        raise
     finally:
         node.release(connection)
-
-
-class _FromNode:
-    """Borrows from one server of a cluster client."""
-
-    keeps = True
-
-    def __init__(self, client: Any, name: str) -> None:
-        self._client = client
-        self._name = name
-        self._node: Any = None
-
-    async def lend(self) -> Any:
-        self._node = self._client.get_node(node_name=self._name)
-        if self._node is None:
-            raise redis.ConnectionError(f"{self._name} is no longer part of the cluster")
-        connection = self._node.acquire_connection()
-        try:
-            await make_ready(connection)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            self._node.release(connection)
-            raise
-        return connection
-
-    async def take_back(self, connection: Any) -> None:
-        self._node.release(connection)

@@ -271,8 +271,8 @@ def _row_of(place: Place, reply: Any) -> tuple[int, Row | None, Any]:
         return 0, None, ()
     now_us, (offset, tag, floor, floor_tag, ended, gone_us, until_us), more = reply
     row = Row(
-        Position(int(offset), tag.decode()),
-        place.start if floor is None else Position(int(floor), floor_tag.decode()),
+        Position(int(offset), str(tag, "ascii")),
+        place.start if floor is None else Position(int(floor), str(floor_tag, "ascii")),
         ended is not None,
         int(gone_us) if gone_us else None,
         int(until_us) if until_us else None,
@@ -303,7 +303,7 @@ def asking_heads(places: Sequence[Place], *, is_cluster: bool) -> tuple[list[Cal
 def heads_of(places: Sequence[Place], replies: Iterable[Any]) -> dict[str, Position]:
     told = iter([word for reply in replies for word in reply])
     return {
-        place.stream: place.start if offset is None else Position(int(offset), tag.decode())
+        place.stream: place.start if offset is None else Position(int(offset), str(tag, "ascii"))
         for place, offset, tag in zip(places, told, told, strict=True)
     }
 

@@ -327,7 +327,7 @@ def corrupt(name: bytes, why: str) -> CorruptRecordError:
     return CorruptRecordError(
         f"the record at the Redis key {shown} cannot be read: {why}. Nothing was run and nothing "
         f"changed. Look at it (`redis-cli type '{shown}'`); if something else wrote it, give the "
-        "store another namespace; to start over, `forget` it with force=True"
+        "store another namespace; to start over, delete it (or `forget` it with force=True)"
     )
 
 

@@ -22,6 +22,9 @@ local names = {'o', 't', 'p', 'e', 'u', 'i' .. id}
 for n = 16, behind, 2 do names[#names + 1] = 'f' .. ARGV[n] end
 local found = call('HMGET', meta, unpack(names))
 local head, tag, floor, ended, over, known = unpack(found, 1, 6)
+local odd = misshapen(head, tag, floor)
+if odd then return odd end
+
 local now, stamp = clock()
 local anew = not head or come(over, now)
 local had_an_end = not anew and tonumber(over or '')
@@ -33,6 +36,7 @@ if anew then
 else
   if known then
     local at, of, came, for_us, rest = string.match(known, '^(%d+) (%x+) (%d+) (%d+) ()', 42)
+    if not at then return redis.error_reply('CORRUPT what is kept of an id is not ours') end
     if tonumber(at) > floor or came + for_us > now then
       if string.sub(known, 1, 40) ~= mark then return {'mismatch'} end
       return {'repeated', tonumber(at), of, string.sub(known, rest)}

@@ -33,6 +33,13 @@ local function clock()
   return time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
 end
 
+-- An error, where this is no row of ours.
+local function misshapen(head, tag, floor)
+  if head and not (tonumber(head) and tag and tonumber(floor or 0)) then
+    return redis.error_reply('CORRUPT its fields are not those of a stream')
+  end
+end
+
 -- Has this time of a row come? It is absent, or empty, when it never does.
 local function come(time, now)
   time = tonumber(time or '')

@@ -5,6 +5,9 @@
 
 local meta, log = unpack(KEYS)
 local head, tag, floor, gone, over = unpack(call('HMGET', meta, 'o', 't', 'p', 'g', 'u'))
+local odd = misshapen(head, tag, floor)
+if odd then return odd end
+
 local now = clock()
 if not head or come(gone, now) or come(over, now) then return 0 end
 
