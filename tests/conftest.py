@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["support.fixtures_servers", "support.no_skips"]
+pytest_plugins = ["support.fixtures_servers", "support.no_skips", "support.one_tls_context"]
 
 CONTRACT = Path(__file__).parent / "contract"
 

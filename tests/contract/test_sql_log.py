@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from semel.stores.sql.lines import open_engine, parse
 from semel.stores.sql.log_tables import LOG_TABLES
 from semel.testing.bells import BellContract
 from semel.testing.logs import BreakingLogContract
+from support.process import fast_folder
 
 pytestmark = pytest.mark.contract
 
@@ -38,20 +39,23 @@ MENDED = {
 
 
 class Desk:
-    """The database, beside the store; its tables are made once."""
+    """The database, beside the store. Tables, and a store for the sync colour, are made once."""
 
     def __init__(self, url):
         self.url = url
         self._engine = open_engine(parse(url))
         self.name = self._engine.dialect.name.replace("mariadb", "mysql")
         self._connection = self._engine.connect()
+        self.sync_store = self.open()
+
+    def open(self):
+        store: Any = SQLStore(self.url)
+        store.desk = self
+        return store
 
     def do(self, statement):
-        return self._connection.exec_driver_sql(statement.replace("%", self._percent))
-
-    @property
-    def _percent(self):
-        return "%" if self.name == "sqlite" else "%%"
+        percent = "%" if self.name == "sqlite" else "%%"
+        return self._connection.exec_driver_sql(statement.replace("%", percent))
 
     def count(self, table):
         return self.do(f"SELECT count(*) FROM {table}").scalar_one()
@@ -62,71 +66,57 @@ class Desk:
             self.do(f"UPDATE {table} SET {', '.join(sets)}")
 
     def empty(self):
+        self.do("BEGIN")
         for table in LOG_TABLES:
             self.do(f"DELETE FROM {table.name}")
+        self.do("COMMIT")
 
     def close(self):
+        self.sync_store.close()
         self._connection.close()
         self._engine.dispose()
 
 
 @pytest.fixture(scope="module")
-def postgres_desk(postgres_server, tables):
-    desk = Desk(tables.emptied(postgres_server))
-    yield desk
-    desk.close()
-
-
-@pytest.fixture(scope="module")
-def mariadb_desk(mariadb_server, tables):
-    desk = Desk(tables.emptied(mariadb_server))
-    yield desk
-    desk.close()
-
-
-@pytest.fixture(scope="module")
-def made_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("log") / "log.db"
-    init(f"sqlite:///{path}")
-    return path
-
-
-class OnPostgres:
-    @pytest.fixture
-    def desk(self, postgres_desk):
-        postgres_desk.empty()
-        return postgres_desk
-
-
-class OnMariaDB:
-    @pytest.fixture
-    def desk(self, mariadb_desk):
-        mariadb_desk.empty()
-        return mariadb_desk
-
-
-class OnSQLite:
-    @pytest.fixture
-    def desk(self, made_file, tmp_path):
-        desk = Desk(f"sqlite:///{shutil.copy(made_file, tmp_path)}")
+def postgres(postgres_server, tables):
+    with closing(Desk(tables.emptied(postgres_server))) as desk:
         yield desk
-        desk.close()
+
+
+@pytest.fixture(scope="module")
+def mariadb(mariadb_server, tables):
+    with closing(Desk(tables.emptied(mariadb_server))) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
+def sqlite():
+    with TemporaryDirectory(dir=fast_folder()) as folder:
+        init(url := f"sqlite:///{folder}/log.db")
+        with closing(Desk(url)) as desk:
+            yield desk
 
 
 class OnSQL:
+    database = ""
+
     @pytest.fixture
-    async def store(self, desk):
-        store: Any = SQLStore(desk.url)
-        store.desk = desk
+    async def store(self, request, colour):
+        desk = request.getfixturevalue(self.database)
+        desk.empty()
+        if colour.name == "sync":
+            yield desk.sync_store
+            return
+        store = desk.open()
         yield store
         await store.aclose()
 
     async def another(self, store):
-        return SQLStore(store.desk.url)
+        return store.desk.open()
 
 
 class LogOnSQL(OnSQL, BreakingLogContract):
-    examples = 10
+    examples = 8
     parts = tuple(table.name for table in LOG_TABLES)
 
     async def age(self, store, seconds):
@@ -144,25 +134,28 @@ class LogOnSQL(OnSQL, BreakingLogContract):
             store.desk.do(MENDED[store.desk.name].format(t=part))
 
 
-class TestPostgresLog(OnPostgres, LogOnSQL):
-    pass
+class TestPostgresLog(LogOnSQL):
+    database = "postgres"
 
 
-class TestMariaDBLog(OnMariaDB, LogOnSQL):
-    pass
+class TestMariaDBLog(LogOnSQL):
+    database = "mariadb"
 
 
-class TestSQLiteLog(OnSQLite, LogOnSQL):
-    pass
+class TestSQLiteLog(LogOnSQL):
+    database = "sqlite"
 
 
-class TestPostgresBell(OnPostgres, OnSQL, BellContract):
-    pass
+class TestPostgresBell(OnSQL, BellContract):
+    database = "postgres"
 
 
-class TestMariaDBBell(OnMariaDB, OnSQL, BellContract):
-    pass
+# The two have the same bell, so each has one colour of who rings it.
+class TestMariaDBBell(OnSQL, BellContract):
+    database = "mariadb"
+    colours = ("async",)
 
 
-class TestSQLiteBell(OnSQLite, OnSQL, BellContract):
-    pass
+class TestSQLiteBell(OnSQL, BellContract):
+    database = "sqlite"
+    colours = ("sync",)

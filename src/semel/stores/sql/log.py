@@ -220,7 +220,8 @@ class _Desk:
     def __init__(self, owner: AsyncLog, home: Home) -> None:
         self._owner = owner
         self._writing, self.reading = home.open(), home.open()
-        self.appends: Batcher[Append] = Batcher(self._append, enough=ENOUGH)
+        # A transaction costs a wait for the disk, so nothing is enough.
+        self.appends: Batcher[Append] = Batcher(self._append)
         self.asks: Batcher[Said] = Batcher(self._ask, enough=ENOUGH)
 
     def _append(self, ops: Sequence[Append]) -> Awaitable[list[Any]]:

@@ -77,9 +77,12 @@ class _Prepared:
         return [s for s in dict.fromkeys(statements) if s not in self._names]
 
     def begin_learning(self, statement: str) -> Any:
+        self._send_prepare(statement)
+        return generators.execute(self._connection)
+
+    def _send_prepare(self, statement: str) -> None:
         said = _NUMBERED.say(statement).encode()
         self._connection.send_prepare(_name(statement), said)
-        return generators.execute(self._connection)
 
     def end_learning(self, statement: str, results: list[Any]) -> None:
         result = results[-1]
@@ -109,6 +112,18 @@ class _Prepared:
         return self._reader.load_rows(0, result.ntuples, tuple)
 
     # --- several at once ------------------------------------------------------------------------
+
+    def learn_all(self, statements: Sequence[str]) -> Generator[Wait, Ready, None]:
+        """Each for itself: that a pooler's server knows one of them stops none of the others."""
+        connection = self._connection
+        connection.enter_pipeline_mode()
+        for statement in statements:
+            self._send_prepare(statement)
+            connection.pipeline_sync()
+        answers = yield from _exchanged(connection, len(statements))
+        connection.exit_pipeline_mode()
+        for statement, [results] in zip(statements, answers, strict=True):
+            self.end_learning(statement, results)
 
     def send_all(self, asked: Sequence[Said], hint: Said | None) -> Generator[Wait, Ready, Any]:
         """What is answered to each; up to the hint, and to the hint."""
@@ -185,7 +200,11 @@ class PreparedLink(PsycopgLink):
 
     async def learn(self, statements: Sequence[str]) -> None:
         prepared, wait = self._prepared, self._driver.wait
-        for statement in prepared.unknown(statements):
+        unknown = prepared.unknown(statements)
+        if self.pipelines and len(unknown) > 1:
+            wait(prepared.learn_all(unknown))
+            return
+        for statement in unknown:
             prepared.end_learning(statement, wait(prepared.begin_learning(statement)))
 
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
@@ -211,7 +230,11 @@ class AsyncPreparedLink(AsyncPsycopgLink):
 
     async def learn(self, statements: Sequence[str]) -> None:
         prepared, wait = self._prepared, self._driver.wait
-        for statement in prepared.unknown(statements):
+        unknown = prepared.unknown(statements)
+        if self.pipelines and len(unknown) > 1:
+            await wait(prepared.learn_all(unknown))
+            return
+        for statement in unknown:
             prepared.end_learning(statement, await wait(prepared.begin_learning(statement)))
 
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
