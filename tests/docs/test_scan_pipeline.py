@@ -23,9 +23,14 @@ BLURRED = "two"
 STAGES = ["queued", "vision", "rule", "answer", "reward", "done"]
 
 
-@pytest.fixture
-def pipeline():
-    started = start_pipeline(crash=0.03, pace_s=0.1)  # slow enough to be killed in the middle
+@pytest.fixture(params=["sqlite", "two redis"])
+def pipeline(request):
+    places = {}
+    if request.param == "two redis":
+        workers, gateway = map(request.getfixturevalue, ("redis_url", "valkey_url"))
+        places = {"url": workers, "feed_url": gateway}
+    # Slow enough to be killed in the middle.
+    started = start_pipeline(**places, crash=0.03, pace_s=0.1)
     yield started
     everybody = family(started.pid)
     try:
@@ -68,8 +73,8 @@ def test_each_scan_is_told_of_once_and_rewarded_once_while_workers_die(pipeline)
 # --- its end ------------------------------------------------------------------------------------
 
 
-def test_it_ends_with_all_its_processes_when_it_is_told_to():
-    pipeline = start_pipeline()
+def test_it_ends_with_all_its_processes_when_it_is_told_to(redis_url):
+    pipeline = start_pipeline(url=redis_url)
     try:
         pipeline.scan("one")
         everybody = family(pipeline.pid)

@@ -52,13 +52,14 @@ class Pipeline(ServerProcess):
         return httpx.delete(f"{self.url}/workers/{name}", timeout=5).is_success
 
 
-def start_pipeline(*options, url=None, crash=0.0, pace_s=PACE_S, gateway_port=None):
+def start_pipeline(*options, url=None, feed_url=None, crash=0.0, pace_s=PACE_S, gateway_port=None):
     folder, port, gateway_port = new_folder("scans"), free_port(), gateway_port or free_port()
     url = url or f"sqlite:///{folder}/scans.db"
     variables = {"SCAN_LEASE_S": LEASE_S, "SCAN_PACE_S": pace_s, "SCAN_RETRY_MS": 50}
     words = [
         *(str(EXAMPLE), "--url", url, "--crash", str(crash), "--workers", "2"),
         *("--port", str(port), "--gateway-port", str(gateway_port)),
+        *(("--feed-url", feed_url) if feed_url else ()),
         *options,
     ]
     python = Python(
