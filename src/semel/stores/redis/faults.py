@@ -55,7 +55,8 @@ _HINTS = {
     "unauthenticated": "give the password in the URL: redis://user:password@host",
     "NOAUTH": "give the password in the URL: redis://user:password@host",
     "WRONGPASS": "check the user and password in the URL",
-    "NOPERM": "let this user run EVALSHA, EVAL, TIME and the hash commands on semel:*",
+    "NOPERM": "let this user run EVALSHA, EVAL, TIME and what the scripts call on semel:* "
+    "(+@hash +@stream +@list +@set +@sortedset +@keyspace)",
     "OOM": "Redis is out of memory: raise maxmemory; an evicting maxmemory-policy would forget "
     "what has been done",
     "LOADING": "Redis is loading its data after a restart: try again shortly",

@@ -66,13 +66,14 @@ HEADS_AT_ONCE = 500
 class Place:
     """Where one stream lies, with what is said in every append to it."""
 
-    __slots__ = ("log", "meta", "packed", "start", "state", "stream")
+    __slots__ = ("log", "meta", "packed", "slot", "start", "state", "stream")
 
     def __init__(self, namespace: str, stream: str) -> None:
         before = f"semel:{namespace}:{{{quote(stream, safe=':/')}}}:".encode()
         self.stream = stream
         self.start = beginning(stream)
         self.meta, self.log, self.state = before + b"meta", before + b"log", before + b"state"
+        self.slot: int = key_slot(self.meta)
         keys = (self.meta, self.log, self.state)
         self.packed = b"".join(map(_word, (b"3", *keys, self.start.tag.encode())))
 
@@ -289,7 +290,7 @@ def asking_heads(places: Sequence[Place], *, is_cluster: bool) -> tuple[list[Cal
     if is_cluster:
         by_slot: dict[int, list[Place]] = {}
         for place in places:
-            by_slot.setdefault(key_slot(place.meta), []).append(place)
+            by_slot.setdefault(place.slot, []).append(place)
         groups = by_slot.values()
     parts = [
         group[start : start + HEADS_AT_ONCE]
