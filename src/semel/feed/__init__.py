@@ -66,7 +66,7 @@ class Feed:
         self._bell: Bell | None = None
         self._readers: dict[str, Reader] = {}
         self.together = Together()
-        self._stuck: set[Subscription] = set()
+        self._stuck: dict[Subscription, None] = {}
         self._net: asyncio.Task[None] | None = None
         self._random = random.Random()  # noqa: S311 - spreads questions, hides nothing
 
@@ -141,7 +141,7 @@ class Feed:
         return Subscription(self, reader, start, lost)
 
     def leave(self, following: Subscription) -> None:
-        self._stuck.discard(following)
+        self._stuck.pop(following, None)
         reader = following.reader
         reader.followers.pop(following, None)
         if reader.followers:
@@ -153,7 +153,7 @@ class Feed:
 
     def wake_later(self, following: Subscription) -> None:
         """As soon as the log answers again."""
-        self._stuck.add(following)
+        self._stuck[following] = None
 
     @property
     def bell(self) -> Bell:
@@ -212,7 +212,7 @@ class Feed:
             self.circuit.failed(error, self)
             return
         self.circuit.passed(self)
-        stuck, self._stuck = self._stuck, set()
+        stuck, self._stuck = self._stuck, {}
         for following in stuck:
             following.wake()
         for reader, head in zip(readers, heads, strict=True):

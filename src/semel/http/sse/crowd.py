@@ -29,18 +29,18 @@ class Crowd:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._viewers: set[Viewer] = set()
+        self._viewers: dict[Viewer, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def watch(self, viewer: Viewer, receive: Receive, retry_ms: int) -> None:
         """From its first frame to its last."""
-        self._viewers.add(viewer)
+        self._viewers[viewer] = None
         if self._timer is None:
             self._begin_round()
         try:
             await viewer.run(receive, retry_ms)
         finally:
-            self._viewers.discard(viewer)
+            self._viewers.pop(viewer, None)
 
     def _begin_round(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(ROUND_S, self._round)
