@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
+from collections import Counter
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from semel.colour import ASYNC
 from semel.http.sse import Gateway, Limits, abortable
@@ -27,9 +30,11 @@ STREAM = {"accept": "text/event-stream", "accept-encoding": "gzip"}
 
 
 @contextlib.asynccontextmanager
-async def serving(app, http="httptools", **settings):
-    """The URL of a server on this loop, and the server."""
+async def serving(app, http="httptools", *, buffer=None, **settings):
+    """The URL of a server on this loop, and the server. `buffer`: of the system, for a line."""
     with socket.create_server((HOST, 0)) as sock:
+        if buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         config = uvicorn.Config(
             app, http=http, ws="none", log_config=None, timeout_graceful_shutdown=1, **settings
         )
@@ -129,6 +134,68 @@ async def test_a_client_that_takes_nothing_is_dropped_with_its_buffers(http):
                         break
             assert gateway.status().closed == {"slow": 1}
             await until(lambda: not server.server_state.connections, within_s=2)
+        await gateway.aclose()
+
+
+async def test_under_uvicorn_what_comes_is_written_to_everybody_without_waking_them(monkeypatch):
+    """If uvicorn names things otherwise by now, this is how we hear of it."""
+    woken = Counter()
+    send = RequestResponseCycle.send
+
+    async def counted(self, message):
+        woken[message["type"]] += 1
+        await send(self, message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", counted)
+    store = MemoryStore()
+    gateway = Gateway(store)
+    await publish(store, "vision")
+    async with serving(gateway) as (url, _), httpx.AsyncClient(base_url=url) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            ways = [client.stream("GET", "/7", headers=STREAM) for _ in range(3)]
+            readings = [Reading(await stack.enter_async_context(way)) for way in ways]
+            for reading in readings:
+                await reading.until(lambda f: len(f) == 2)
+            before = woken.copy()
+            for stage in ("rule", "answer", "reward"):
+                await publish(store, stage)
+            for reading in readings:
+                frames = await reading.until(lambda f: len(f) == 5)
+                told = [frame.json().get("stage") for frame in frames]
+                assert told == [None, "vision", "rule", "answer", "reward"]
+            assert woken == before
+            assert gateway.status().events == 12
+            await publish(store, "done")
+            for reading in readings:
+                frames = await reading.until(lambda f: f[-1].event == "end")
+                assert [frame.event for frame in frames[-2:]] == ["message", "end"]
+        await gateway.aclose()
+
+
+async def test_whoever_takes_it_late_is_waited_for_and_gets_everything_in_order():
+    store = MemoryStore()
+    limits = Limits(behind_events=1000, behind_bytes=1 << 24)
+    gateway = Gateway(store, limits=limits)
+    await publish(store, "vision")
+    log, many = store.log(ASYNC), 100
+    async with serving(gateway, buffer=4096) as (url, _):
+        with socket.socket() as late:
+            late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            late.connect((HOST, httpx.URL(url).port))
+            late.sendall(b"GET /7 HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+            await until(lambda: gateway.status().events == 1)
+            for n in range(many):
+                text = b'{"seq":%d,"x":"%b"}' % (n, 3000 * b"x")
+                await log.append(f"scan:job:{JOB}", text, id=str(n))
+                await asyncio.sleep(0)
+            assert gateway.status().events < many  # it is waited for
+            late.setblocking(False)
+            said, loop = b"", asyncio.get_running_loop()
+            async with asyncio.timeout(20):
+                while b'"seq":%d,' % (many - 1) not in said or not said.endswith(b"\n\n\r\n"):
+                    said += await loop.sock_recv(late, 1 << 16)
+            told = [int(found) for found in re.findall(rb'"seq":(\d+),"x"', said)]
+            assert told == list(range(many))
         await gateway.aclose()
 
 

@@ -209,7 +209,7 @@ class Reader:
 
     def tell(self) -> None:
         for follower in self.followers:
-            follower.wake()
+            follower.tell()
 
     async def page(self, after: Position, limit: int) -> Page:
         """What follows a position that the window does not have.

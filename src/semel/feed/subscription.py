@@ -7,7 +7,7 @@ What it has not taken yet is in the reader's window, which is everybody's. Who i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from semel.entries import Entry, Life, Position
@@ -40,6 +40,7 @@ class Subscription:
         "_is_woken",
         "_limit",
         "_lost",
+        "at_once",
         "position",
         "reader",
     )
@@ -55,9 +56,16 @@ class Subscription:
         self._limit = PAGE
         self._is_woken = False
         self._future: asyncio.Future[None] | None = None
+        self.at_once: Callable[[], bool] | None = None
+        """Called when there is something. True when it was seen to, so that nobody is woken."""
         reader.followers[self] = None
 
     # --- being woken ----------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """There is something."""
+        if self.at_once is None or not self.at_once():
+            self.wake()
 
     def wake(self) -> None:
         self._is_woken = True
@@ -116,19 +124,30 @@ class Subscription:
         reader = self.reader
         if not self._is_in_window:
             self._enter()
+        burst = self.take_entries()
+        if burst is not None:
+            return burst
         if self._is_in_window:
             if self._generation != reader.generation:
                 return self._told(reader)
-            window = reader.window
-            offset = self.position.offset
-            if window.floor.offset <= offset < window.head.offset:
-                burst = window.burst(offset)
-                self.position = burst.position
-                return burst
-            if offset < window.floor.offset:
+            if self.position.offset < reader.window.floor.offset:
                 self._is_in_window = False
                 return None
         return End(self.position) if self.is_at_end else None
+
+    def take_entries(self) -> Burst | None:
+        """What comes next, if that is entries which the window has; anything else stays."""
+        reader, offset = self.reader, self.position.offset
+        window = reader.window
+        if (
+            self._is_in_window
+            and self._generation == reader.generation
+            and window.floor.offset <= offset < window.head.offset
+        ):
+            burst = window.burst(offset)
+            self.position = burst.position
+            return burst
+        return None
 
     def _enter(self) -> None:
         reader = self.reader

@@ -12,6 +12,7 @@ comes back with `Last-Event-ID` (a browser's `EventSource` does so by itself), `
     asking     what a request asks for
     visit      one request
     viewer     one connection
+    direct     writing to it without waking it, under uvicorn
     crowd      all of them
     view       what somebody is shown
     tickets    for those who cannot send a header

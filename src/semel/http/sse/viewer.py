@@ -1,7 +1,8 @@
 """One connection: a viewer of one job, from its first frame to its last.
 
 It has no queue, no timer and no clock. The feed wakes it when there is something, and it writes all
-that has come since in whole frames, and waits again. Everything else is seen to by the round that
+that has come since in whole frames, and waits again; under uvicorn, without being woken, as long as
+the client takes what is written (see `direct`). Everything else is seen to by the round that
 looks at each of them once a second (`look`): signs of life, its age, whether it may still see this,
 and whether it takes what is written. Who does not is cut off: what it has not got is in the log.
 """
@@ -21,9 +22,10 @@ from semel.feed.values import Burst
 from semel.http.asgi import Receive, Send
 from semel.http.protocol import Refusal
 from semel.http.sse import frames
+from semel.http.sse.direct import line_of
 from semel.http.sse.limits import Limits
 from semel.http.sse.status import GatewayCounts
-from semel.http.sse.view import Some, View
+from semel.http.sse.view import Everything, Some, View
 
 __all__ = ["Closing", "Pace", "Viewer"]
 
@@ -57,6 +59,7 @@ class Viewer:
         "_errand",
         "_is_dropped",
         "_is_writing",
+        "_line",
         "_may_go_on",
         "_old_at",
         "_pace",
@@ -89,6 +92,8 @@ class Viewer:
         self._pace = pace
         self._old_at = old_at
         self._may_go_on = may_go_on
+        # Not for a view of one's own: what is made for it is nobody else's, and may fail.
+        self._line = line_of(send) if isinstance(view, Everything) else None
         self._abort = abort
         self._counts = counts
         self._task = asyncio.current_task()
@@ -191,7 +196,7 @@ class Viewer:
                 self._counts.events += len(news.entries)
                 await self._write(view.shown(news))
                 if following.is_at_head:
-                    await following.wait()
+                    await self._wait()
             elif news is not None:
                 if await self._tell(news):
                     return
@@ -199,9 +204,35 @@ class Viewer:
                 with contextlib.suppress(StoreUnavailableError):  # it is woken when that is over
                     await self._tell(await following.fetch())
             else:
-                await following.wait()
+                await self._wait()
         if self.closing not in {"gone", "slow"}:
             await self._write(b"", more=False)
+
+    async def _wait(self) -> None:
+        """Until there is something that cannot be written at once."""
+        following = self.following
+        following.at_once = None if self._line is None else self._write_at_once
+        try:
+            await following.wait()
+        finally:
+            following.at_once = None
+
+    def _write_at_once(self) -> bool:
+        """Write what has come. Is there nothing else to be done?"""
+        following, line = self.following, self._line
+        assert line is not None
+        if self.closing or self._errand or not line.is_free:
+            return False
+        burst = following.take_entries()
+        if burst is None:
+            return False
+        self._counts.events += len(burst.entries)
+        self._writes += 1
+        try:
+            line.write(self._view.shown(burst))
+        except Exception:  # noqa: BLE001 - whatever it is: the others are to be told, too
+            self.close("gone")
+        return following.is_at_head
 
     async def _tell(self, news: Burst | Reset | End | None, before: bytes = b"") -> bool:
         """Write it, behind what is to come before. Was it the last?"""
