@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ HINT = """
   Start some scans. Workers die at random, and others take over. Kill more of them there, or the
   gateway, or reload: the page goes on where it was. The same in a terminal, by the scan's name:
 
-    {semel} tail {feed_url} NAME
+    {semel} tail {gateway} NAME
 
   Ctrl-C ends it.
 """
@@ -89,8 +90,8 @@ async def run(args: argparse.Namespace) -> None:
         words = ("--domain", DOMAIN, "--shards", str(SHARDS), "--lease", f"{LEASE_S:g}s", "--quiet")
         others["router"] = ("-m", "semel", "router", URL, FEED_URL, *words)
     app = make_app(Crew(args.workers, **others), gateway)
-    shown = HINT.format(page=page, gateway=gateway, url=URL, feed_url=FEED_URL, semel=command())
-    print(shown, flush=True)
+    url = re.sub(r"://[^/]*@", "://***@", URL)
+    print(HINT.format(page=page, gateway=gateway, url=url, semel=command()), flush=True)
     config = uvicorn.Config(app, host=HOST, port=args.port, log_level="warning")
     await uvicorn.Server(config).serve()
 

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from semel.client.feed import feed
@@ -20,21 +21,23 @@ pytestmark = pytest.mark.timeout(120)
 
 SCANS = ["one", "two", "three"]
 BLURRED = "two"
+LIVE = {"Accept": "text/event-stream"}
 STAGES = ["queued", "vision", "rule", "answer", "reward", "done"]
 
 
 @pytest.fixture(params=["sqlite", "two redis"])
 def pipeline(request):
-    places = {}
+    places, number, exit_code = {}, signal.SIGTERM, -signal.SIGTERM
     if request.param == "two redis":
         workers, gateway = map(request.getfixturevalue, ("redis_url", "valkey_url"))
-        places = {"url": workers, "feed_url": gateway}
+        places, number, exit_code = {"url": workers, "feed_url": gateway}, signal.SIGINT, 0
     # Slow enough to be killed in the middle.
     started = start_pipeline(**places, crash=0.03, pace_s=0.1)
-    yield started
-    everybody = family(started.pid)
     try:
-        assert started.end(signal.SIGTERM) == -signal.SIGTERM
+        yield started
+        everybody = family(started.pid)
+        with httpx.stream("GET", f"{started.gateway_url}/later", headers=LIVE, timeout=10):
+            assert started.end(number) == exit_code
         assert not [pid for pid in everybody if is_alive(pid)]
         assert "Traceback" not in started.log_tail(100_000)
     finally:
@@ -70,28 +73,13 @@ def test_each_scan_is_told_of_once_and_rewarded_once_while_workers_die(pipeline)
     assert pipeline.scan(SCANS[0], "newspaper").status_code == 409
 
 
-# --- its end ------------------------------------------------------------------------------------
-
-
-def test_it_ends_with_all_its_processes_when_it_is_told_to(redis_url):
+def test_its_processes_do_not_outlive_it(redis_url):
     pipeline = start_pipeline(url=redis_url)
     try:
-        pipeline.scan("one")
-        everybody = family(pipeline.pid)
-        assert len(everybody) == 1 + 2 + 1  # itself, workers, and the gateway
-        with feed(f"{pipeline.gateway_url}/one") as told:
-            next(told)
-            assert pipeline.end(signal.SIGINT) == 0
-        assert not [pid for pid in everybody if is_alive(pid)]
-        assert "Traceback" not in pipeline.log_tail(100_000)
-    finally:
-        pipeline.stop()
-
-
-def test_its_processes_do_not_outlive_it():
-    pipeline = start_pipeline()
-    try:
+        pipeline.scan("alone")
+        assert heard(pipeline, "alone")
         _, *others = family(pipeline.pid)
+        assert len(others) == 2 + 1  # workers, and the gateway
         os.kill(pipeline.pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, others)), "the others to end", within_s=10)
     finally:
