@@ -86,8 +86,9 @@ function isOver(scan) {
 
 function followMore() {
   for (const scan of scans.values()) {
-    if (following.size >= LINES) break;
-    if (!isOver(scan) && scan.isSent && !following.has(scan.id)) followOne(scan);
+    if (isOver(scan) || !scan.isSent || following.has(scan.id)) continue;
+    if (following.size < LINES) followOne(scan);
+    else line(scan, "waits for a connection");
   }
 }
 
