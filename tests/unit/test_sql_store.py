@@ -22,7 +22,7 @@ from semel.stores.sql.inspection import EXPIRED
 from semel.stores.sql.limits import AROUND_BYTES, BATCH_BYTES, chunks
 from semel.stores.sql.lines import open_engine, parse, place, with_driver
 from semel.values import Busy, Claim, Done, Kept, Outcome, State, Terms, Won
-from support.proxy import Proxy
+from support.counting import Counting
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 VALUE = Outcome("value", b'{"paid":true}')
@@ -283,21 +283,6 @@ async def test_a_state_of_no_meaning_is_corrupt(url):
 
 
 # --- how many statements ------------------------------------------------------------------------
-
-
-class Counting(Proxy):
-    """Counts what is asked: a client that waits for each answer asks once per round trip."""
-
-    asked = 0
-
-    def _judge_request(self, link, chunk):
-        self.asked += 1
-        return super()._judge_request(link, chunk)
-
-    async def price(self, work):
-        before = self.asked
-        answer = await work
-        return self.asked - before, answer
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

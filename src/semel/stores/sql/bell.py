@@ -18,7 +18,8 @@ from sqlalchemy import URL
 from semel.colour import ASYNC
 from semel.entries import Position
 from semel.stores.bells import Listeners, LocalBell, Tower, Wake
-from semel.stores.sql.log_writing import CHANNEL, SHORT, short
+from semel.stores.sql.log_words import CHANNEL, SHORT
+from semel.stores.sql.log_writing import short
 from semel.stores.sql.notify import hear
 
 log = logging.getLogger("semel")

@@ -295,6 +295,16 @@ def forgotten(dialect: Dialect, stream: bytes, floor: int, count: int) -> Said:
     return FORGET[dialect.name], (stream, count, floor, *dialect.now_param())
 
 
+# --- telling ------------------------------------------------------------------------------------
+
+# What PostgreSQL's listeners are told, and how much of a stream's identity: enough to tell apart
+# the few thousand streams that one of them listens to, and a whole batch fits into one word.
+CHANNEL = "semel_log"
+SHORT = 16
+
+RING = f"SELECT pg_notify('{CHANNEL}', ?::text)"
+
+
 # --- what is prepared ---------------------------------------------------------------------------
 
 
@@ -303,7 +313,13 @@ def _of_an_append() -> tuple[str, ...]:
     read = (locked, marks, numbers, ranks)
     puts = (NEW, MOVED, CHANGED, ENTRIES, MARKED, FIELDS, FENCES)
     said = [*begun(dialect), *(ask(dialect, ids) for ask in read), *wiped(dialect, ids)]
-    said += [*cut(b"", 0), forgotten(dialect, b"", 0, 0), due(dialect, 0), ("COMMIT", ())]
+    said += [
+        *cut(b"", 0),
+        forgotten(dialect, b"", 0, 0),
+        due(dialect, 0),
+        ("COMMIT", ()),
+        (RING, ()),
+    ]
     return (*(statement for statement, _ in said), *(put.arrays for put in puts))
 
 

@@ -31,13 +31,6 @@ from semel.stores.sql.faults import TRIES, Fault, fault_of
 from semel.stores.sql.links import Link, Said
 from semel.values import value
 
-# What PostgreSQL's listeners are told, and how much of a stream's identity: enough to tell apart
-# the few thousand streams that one of them listens to, and a whole batch fits into one word.
-CHANNEL = "semel_log"
-SHORT = 16
-
-RING = f"SELECT pg_notify('{CHANNEL}', ?::text)"
-
 
 @lru_cache(maxsize=16_384)
 def stream_id(stream: str) -> bytes:
@@ -51,7 +44,8 @@ def part_id(stream: str, name: str) -> bytes:
 
 
 def short(stream: str) -> str:
-    return stream_id(stream).hex()[:SHORT]
+    """Its name among those that a bell listens to."""
+    return stream_id(stream).hex()[: words.SHORT]
 
 
 @value
@@ -98,7 +92,7 @@ def _ring(dialect: Dialect, streams: Sequence[str]) -> Said | None:
     """Behind the COMMIT: at it, everybody who notifies would wait for everybody else's disk."""
     if dialect.name != "postgresql" or not streams:
         return None
-    return RING, ("".join(map(short, streams)),)
+    return words.RING, ("".join(map(short, streams)),)
 
 
 # --- what is there, and what becomes of it ------------------------------------------------------

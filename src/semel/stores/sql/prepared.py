@@ -125,26 +125,24 @@ class _Prepared:
         for statement, [results] in zip(statements, answers, strict=True):
             self.end_learning(statement, results)
 
-    def send_all(self, asked: Sequence[Said], hint: Said | None) -> Generator[Wait, Ready, Any]:
-        """What is answered to each; up to the hint, and to the hint."""
-        said = [(statement, [wired(value) for value in params]) for statement, params in asked]
-        groups = [said]
-        if hint is not None:
-            groups.append([(hint[0], [wired(value) for value in hint[1]])])
+    def send_all(self, said: Sequence[Said]) -> Generator[Wait, Ready, list[Any]]:
+        """What is answered to each."""
+        wires = [(statement, [wired(value) for value in params]) for statement, params in said]
         connection = self._connection
         connection.enter_pipeline_mode()
-        for group in groups:
-            for statement, values in group:
-                self._send(statement, values)
-            connection.pipeline_sync()
-        answers = yield from _exchanged(connection, len(groups))
+        for statement, values in wires:
+            self._send(statement, values)
+        connection.pipeline_sync()
+        [answers] = yield from _exchanged(connection, 1)
         connection.exit_pipeline_mode()
         return answers
 
-    def all_rows(self, answers: list[list[Any]], hint: Said | None) -> list[Rows]:
-        rows = [self.rows(results) for results in answers[0]]
-        if hint is not None and (result := answers[1][0][-1]).status not in _OK:
-            log.info("semel: %s was not said: %s", hint[0], errors.error_from_result(result))
+    def all_rows(self, answers: list[Any], count: int) -> list[Rows]:
+        """Of so many; what follows them is a hint, which may fail by itself or at its commit."""
+        rows = [self.rows(results) for results in answers[:count]]
+        for results in answers[count:]:
+            if results[-1].status not in _OK:
+                log.info("semel: a hint was not given: %s", errors.error_from_result(results[-1]))
         return rows
 
 
@@ -169,6 +167,8 @@ def _exchanged(connection: Any, groups: int) -> Generator[Wait, Ready, list[list
             answers[-1].append(results)
             results = []
         elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+            answers[-1] += [results] if results else []  # an error of the commit that this is
+            results = []
             answers.append([])
         else:
             results.append(result)
@@ -210,9 +210,10 @@ class PreparedLink(PsycopgLink):
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
         if not self.pipelines:
             return await super().together(asked, hint)
-        await self.learn([statement for statement, _ in (*asked, hint or asked[0])])
+        said = asked if hint is None else [*asked, hint]
+        await self.learn([statement for statement, _ in said])
         prepared, wait = self._prepared, self._driver.wait
-        return prepared.all_rows(wait(prepared.send_all(asked, hint)), hint)
+        return prepared.all_rows(wait(prepared.send_all(said)), len(asked))
 
 
 class AsyncPreparedLink(AsyncPsycopgLink):
@@ -240,6 +241,7 @@ class AsyncPreparedLink(AsyncPsycopgLink):
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
         if not self.pipelines:
             return await super().together(asked, hint)
-        await self.learn([statement for statement, _ in (*asked, hint or asked[0])])
+        said = asked if hint is None else [*asked, hint]
+        await self.learn([statement for statement, _ in said])
         prepared, wait = self._prepared, self._driver.wait
-        return prepared.all_rows(await wait(prepared.send_all(asked, hint)), hint)
+        return prepared.all_rows(await wait(prepared.send_all(said)), len(asked))
