@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from semel.stores.redis import RedisStore
 from semel.stores.redis.address import address_of, all_of
@@ -22,13 +23,10 @@ class OnRedis(LogContract):
         return RedisStore(self.url)
 
     async def age(self, store, seconds):
-        by_us = round(seconds * 1_000_000)
-        for key in list(self.admin.scan_iter(match="semel:*", count=1000)):
-            if key.endswith(b":meta"):
-                old = self.admin.hgetall(key)
-                self.admin.hset(key, mapping={n: aged(n, word, by_us) for n, word in old.items()})
-            if (left_ms := self.admin.pttl(key)) >= 0:
-                self.admin.pexpire(key, left_ms - by_us // 1000)
+        keys = list(self.admin.scan_iter(match="semel:*", count=1000))
+        is_cluster = isinstance(self.admin, redis.RedisCluster)
+        for some in [[key] for key in keys] if is_cluster else [keys] if keys else []:
+            self.admin.eval(AGE, len(some), *some, round(seconds * 1_000_000))
 
     async def streams_left(self, store):
         return len(list(self.admin.scan_iter(match="semel:*:meta", count=1000)))
@@ -39,13 +37,28 @@ class OnRedis(LogContract):
             client.close()
 
 
-def aged(name, word, by_us):
-    if name in (b"g", b"u"):
-        return b"%d" % (int(word) - by_us) if word else b""
-    if name[:1] == b"i":
-        mark, offset, tag, came, rest = word.split(b" ", 4)
-        return b" ".join((mark, offset, tag, b"%d" % (int(came) - by_us), rest))
-    return word
+AGE = """
+local by_us = tonumber(ARGV[1])
+local function earlier(time)
+  return string.format('%.0f', time - by_us)
+end
+for _, key in ipairs(KEYS) do
+  if string.sub(key, -5) == ':meta' then
+    local all = redis.call('HGETALL', key)
+    for n = 1, #all, 2 do
+      local name, word = all[n], all[n + 1]
+      if (name == 'g' or name == 'u') and word ~= '' then
+        redis.call('HSET', key, name, earlier(word))
+      elseif string.sub(name, 1, 1) == 'i' then
+        local before, came, rest = string.match(word, '^(%x+ %d+ %x+ )(%d+)(.*)$')
+        redis.call('HSET', key, name, before .. earlier(came) .. rest)
+      end
+    end
+  end
+  local left_ms = redis.call('PTTL', key)
+  if left_ms >= 0 then redis.call('PEXPIRE', key, left_ms - by_us / 1000) end
+end
+"""
 
 
 def only(*names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import time
 from uuid import uuid4
 
@@ -254,9 +255,10 @@ async def test_scripts_that_were_flushed_are_sent_again(redis_url, opened, colou
 
 @colours
 async def test_every_verb_is_one_round_trip(redis_url, opened, colour):
-    log = log_of(opened(redis_url), colour)
+    log, ids = log_of(opened(redis_url), colour), itertools.count()
+    more = {"state": Field("f", 1, b"s"), "fences": {"p": 1}, "keep": Keep(entries=5, idle_s=60)}
     verbs = {
-        "append": lambda: log.append(STREAM, b"x", id="b", state=Replace(b"s"), fences={"p": 1}),
+        "append": lambda: log.append(STREAM, b"x", id=f"e{next(ids)}", **more),
         "repeat": lambda: log.append(STREAM, b"x", id="a"),
         "read": lambda: log.read(STREAM),
         "load": lambda: log.load(STREAM),
@@ -367,6 +369,21 @@ async def test_what_somebody_else_wrote_there_is_named_and_left_alone(redis_url,
                 await verb()
         assert admin.dump(PLACE.meta) == before
     assert (await log.heads(["other"]))[0] == beginning("other")
+
+
+async def test_entries_and_heads_of_somebody_else_are_named(redis_url, opened):
+    log = opened(redis_url).log(ASYNC)
+    await put(log, "a")
+    with redis.Redis.from_url(redis_url) as admin:
+        admin.xadd(PLACE.log, {"x": "y"}, id="2-0")
+        with pytest.raises(StoreUnavailableError, match="equal or smaller"):
+            await log.append(STREAM, b"x", id="b")
+        admin.hset(PLACE.meta, "o", 2)
+        with pytest.raises(CorruptRecordError, match=STREAM):
+            await log.read(STREAM)
+        admin.hset(PLACE.meta, "o", "many")
+        with pytest.raises(CorruptRecordError, match=STREAM):
+            await log.heads([STREAM])
 
 
 # --- slots --------------------------------------------------------------------------------------

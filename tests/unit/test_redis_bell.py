@@ -24,6 +24,7 @@ class Node:
         self.known = known
         self.heard = []
         self.found = 0
+        self.is_lost = False
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
@@ -57,11 +58,13 @@ class Node:
 
     async def find(self, _key):
         self.found += 1
+        if self.is_lost:
+            raise redis.exceptions.ClusterDownError("The cluster is down")
 
 
 @contextlib.asynccontextmanager
-async def bell_at(node):
-    bell = RedisBell(node, "default", 5.0)
+async def bell_at(node, timeout_s=5.0):
+    bell = RedisBell(node, "default", timeout_s)
     try:
         yield bell
     finally:
@@ -109,3 +112,44 @@ async def test_whoever_has_lost_count_connects_again_and_rings():
             before.write(surprise)
             await ear.hears()
             assert node.writer is not before
+
+
+async def test_a_cluster_that_knows_nothing_of_a_channel_is_asked_again():
+    ears = Ear(), Ear()
+    async with Node({b"SSUBSCRIBE"}) as node, bell_at(node) as bell:
+        for ear, stream in zip(ears, "st", strict=True):
+            await bell.listen(stream, ear.wake)
+        node.is_lost = True
+        node.writer.write(published(b"sunsubscribe", "s") + published(b"sunsubscribe", "t"))
+        deadline = asyncio.get_running_loop().time() + 10
+        while node.found < 3:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert [ear.rings for ear in ears] == [0, 0]
+        node.is_lost = False
+        for ear in ears:
+            await ear.hears()
+
+
+async def test_who_is_cancelled_while_he_waits_to_listen_does_not_listen():
+    ear = Ear()
+    async with Node(set()) as node, bell_at(node) as bell:
+        node.answer = lambda verb, *_: b"" if verb == b"SSUBSCRIBE" else b"+OK\r\n"
+        listening = asyncio.ensure_future(bell.listen("s", ear.wake))
+        await asyncio.wait([listening], timeout=0.05)
+        listening.cancel()
+        await asyncio.wait([listening])
+        assert listening.cancelled()
+        assert "s" not in bell.listeners
+
+
+async def test_where_nobody_listens_any_more_nobody_is_connected():
+    ear = Ear()
+    both = {b"SSUBSCRIBE", b"SUNSUBSCRIBE"}
+    async with Node(both) as node, bell_at(node, timeout_s=0.02) as bell:
+        await bell.listen("s", ear.wake)
+        await bell.leave("s", ear.wake)
+        await asyncio.wait_for(node.writer.wait_closed(), 10)
+        await bell.listen("s", ear.wake)
+        node.writer.write(published(b"smessage"))
+        await ear.hears()
