@@ -46,7 +46,7 @@ async def test_a_job_is_shown_as_it_happens_and_the_connection_ends_with_it(stor
     assert viewer.told == [*told(10, 20, 30, 40, 50), "end"]
     hello, first, *_, end = viewer.frames
     assert hello.raw.startswith(b"retry: ")
-    assert 1000 <= int(hello.raw.split(b"\n")[0].removeprefix(b"retry: ")) <= 3000
+    assert 500 <= int(hello.raw.split(b"\n")[0].removeprefix(b"retry: ")) <= 2500
     assert hello.id.startswith("0.")
     assert first.raw == b"event: message\ndata: %b\nid: %b\n\n" % (
         first.data.encode(),

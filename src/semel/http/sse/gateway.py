@@ -53,7 +53,7 @@ class Gateway:
         heartbeat_s: float = 15.0,
         max_age_s: float = 600.0,
         reauthorise_s: float | None = 60.0,
-        retry_ms: tuple[int, int] = (1000, 3000),
+        retry_ms: tuple[int, int] = (500, 2500),
         limits: Limits | None = None,
     ) -> None:
         self.store = as_log_store(store)
