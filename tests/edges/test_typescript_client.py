@@ -11,7 +11,7 @@ import subprocess
 
 from support.typescript import DIST, FOLDER, environment
 
-TESTS = ("test/vectors.test.mjs", "test/feed.test.mjs")
+TESTS = ("test/vectors.test.mjs", "test/feed.test.mjs", "test/fetch.test.mjs")
 
 
 def test_it_passes_its_own_tests(node, typescript_client):
@@ -44,7 +44,7 @@ def test_it_needs_nothing_and_names_no_registry():
 
 
 def test_a_browser_can_load_it_as_it_is(typescript_client):
-    """Modules name one another by their files, and nothing else."""
+    """Modules name one another by their files, and nothing else that is loaded with them."""
     named = {
         name
         for path in typescript_client.glob("*.js")
