@@ -104,9 +104,16 @@ def test_a_member_of_an_enum_is_the_text_it_stands_for():
         {"attempt": 0},
     ],
 )
-def test_what_no_log_could_keep_is_refused_before_anything_is_sent(wrong):
+def test_what_no_jobs_log_could_keep_is_refused_before_it_is_put_into_a_shard(wrong):
     with pytest.raises(SettingsError):
-        event(**wrong)
+        id_in_shard(event(**wrong))
+
+
+@pytest.mark.parametrize("text", ["é", "\n", '"{', "\x7f\u2028", "😀"])
+def test_an_entry_is_json_whatever_its_texts(text):
+    made = event(job_id=text, stage=text, data={"b": text, "a": [text]}, failed_in=text)
+    assert event_of(made.written().entry) == made
+    assert b"\n" not in made.written().entry
 
 
 def test_the_largest_attempt_and_number_have_an_exact_rank():

@@ -96,10 +96,11 @@ class _Flow:
         return jobs.append(self._log, event, written, ends=ends, keep=self._keep)
 
     def _to_a_router(self, event: Event, written: Written, shards: int) -> Answering[Answer]:
+        id = jobs.id_in_shard(event)
         return self._log.append(
             jobs.shard_stream_of(self._domain, jobs.shard_of(event.job_id, shards)),
             written.entry,
-            id=jobs.id_in_shard(event),
+            id=id,
             fingerprint=written.fingerprint,
             keep=self._keep,
         )
