@@ -13,6 +13,7 @@ from semel.cli import command, line
 from semel.cli.app import app
 from semel.colour import SYNC, run
 from semel.health import Report
+from semel.settings import as_log_store
 from semel.stores import SQLiteStore
 from support.relay_process import Running
 
@@ -25,6 +26,12 @@ def stores(tmp_path):
     for name in ("workers", "gateways"):
         SQLiteStore(tmp_path / f"{name}.db").close()
     return f"sqlite:///{tmp_path}/workers.db", f"sqlite:///{tmp_path}/gateways.db"
+
+
+@pytest.fixture
+def databases(redis_url):
+    """The same, in two databases of one Redis."""
+    return redis_url, f"{redis_url.rpartition('/')[0]}/1"
 
 
 def router(stores, *options):
@@ -40,32 +47,43 @@ def publish(stores, seqs, stage="vision"):
 
 def routed(stores):
     """The numbers that came to each job's log."""
-    store = SQLiteStore(stores[1].removeprefix("sqlite:///"))
+    store = as_log_store(stores[1])
     log = store.log(SYNC)
     found = {job: run(log.read(f"scan:job:{job}")).entries for job in JOBS}
     store.close()
     return {job: [int(e.id.rpartition(":")[2]) for e in entries] for job, entries in found.items()}
 
 
-def test_a_router_that_is_killed_is_replaced_and_nothing_is_lost_or_twice(stores):
+@pytest.mark.parametrize(
+    ("kind", "fate"), [("stores", signal.SIGKILL), ("databases", signal.SIGSTOP)]
+)
+def test_a_router_that_is_gone_is_replaced_and_nothing_is_lost_or_twice(request, kind, fate):
+    """Not frozen on SQLite: whoever is stopped in the middle of a transaction stops everybody."""
+    stores = request.getfixturevalue(kind)
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(router(stores)) for _ in range(2))
         publish(stores, [10, 11])
         second.until_owned(1)
         first.until_owned(1)
         publish(stores, [12, 13])
-        first.signal(signal.SIGKILL)
+        first.signal(fate)
         publish(stores, [14, 15])
         second.until_owned(2)
+        wanted = {(10, 11, 12, 13, 14, 15)}
+        second.until(lambda: set(map(tuple, routed(stores).values())) == wanted, "all")
+        if fate is signal.SIGSTOP:  # it goes on with its next line
+            first.signal(signal.SIGCONT)
         publish(stores, [50], stage="done")
-        wanted = [10, 11, 12, 13, 14, 15, 50]
-        second.until(lambda: set(map(tuple, routed(stores).values())) == {tuple(wanted)}, "all")
-        assert second.metric("semel_router_shards_owned") == 2
+        wanted = {(10, 11, 12, 13, 14, 15, 50)}
+        second.until(lambda: set(map(tuple, routed(stores).values())) == wanted, "the end")
+        if fate is signal.SIGSTOP:
+            assert first.stop() == 0
+        assert second.metric("semel_router_refused_total") == 0
         assert second.status["kind"] == "router"
         assert second.ask("/healthz")[0] == 200
         assert second.stop() == 0
     assert second.said.splitlines()[-1].endswith("router scan: ended")
-    assert "router scan: from sqlite:///" in second.said
+    assert f"router scan: from {stores[0]} to {stores[1]}" in second.said
 
 
 # --- mistakes -----------------------------------------------------------------------------------

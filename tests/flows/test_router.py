@@ -52,6 +52,10 @@ async def drained(source, target, **how):
     return routes.status()
 
 
+def refused(status):
+    return {why: count for why, count in status.refused.items() if count}
+
+
 async def _none_wait(source):
     return await waiting(source, SHARDS) == 0
 
@@ -82,7 +86,7 @@ async def test_events_of_many_jobs_come_to_their_logs_in_order(source, target, p
     for job in jobs:
         assert [seq for _, seq, _ in await told(target, job)] == [10, 11, 12, 50]
         assert (await target.log(ASYNC).load(stream_of("scan", job))).life == "ended"
-    assert (status.routed, status.repeated, status.refused) == (80, 0, {})
+    assert (status.routed, status.repeated, refused(status)) == (80, 0, {})
     assert status.lag_s < 60
 
 
@@ -136,7 +140,7 @@ async def test_stages_of_ones_own_end_a_job_where_they_say(source, target):
     publisher = Publisher(source, shards=SHARDS, stages=stages)
     for stage in ("load", "done", "stored"):
         await publisher.publish("job-1", stage, stages.next_seq(stage), None)
-    assert (await drained(source, target, stages=stages)).refused == {}
+    assert refused(await drained(source, target, stages=stages)) == {}
     assert len(await told(target, "job-1")) == 3
 
 
@@ -165,7 +169,7 @@ async def test_what_can_never_be_appended_is_told_once_counted_and_holds_up_nobo
 
     status = await drained(source, target)
 
-    assert status.refused == {"unreadable": 4, "conflict": 1, "stale": 1, "ended": 1}
+    assert refused(status) == {"unreadable": 4, "conflict": 1, "stale": 1, "ended": 1}
     assert [seq for _, seq, _ in await told(target, job)] == [10, 11, 20]
     assert [seq for _, seq, _ in await told(target, late)] == [50]
     said = [record.getMessage() for record in caplog.records]
@@ -186,7 +190,7 @@ async def test_a_job_whose_log_cannot_be_read_holds_up_no_other(
         return await perform(op)
 
     monkeypatch.setattr(log, "perform", corrupt)
-    assert (await drained(source, target)).refused == {"corrupt": 1}
+    assert refused(await drained(source, target)) == {"corrupt": 1}
     assert await _has(target, "job-2", 1)
 
 
@@ -405,7 +409,7 @@ async def test_events_that_an_outbox_has_relayed_are_routed_from_the_broker(targ
         await until(lambda: _has(target, "job-1", 2), "both events")
 
     status = routes.status()
-    assert (status.routed, status.repeated, status.refused) == (2, 1, {"unreadable": 2})
+    assert (status.routed, status.repeated, refused(status)) == (2, 1, {"unreadable": 2})
     assert "it came without its payload: too large" in caplog.text
     page = await target.log(ASYNC).read(stream_of("scan", "job-1"))
     assert json.loads(page.entries[0].data) == envelope | {"attempt": 1}

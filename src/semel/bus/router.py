@@ -23,7 +23,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from semel.bus import jobs
 from semel.bus.jobs import KEEP_JOB, Event
@@ -136,7 +136,7 @@ class Router:
         self._stopping = asyncio.Event()
         self._fault: Exception | None = None
         self.counts = {"routed": 0, "repeated": 0}
-        self._refused: dict[str, int] = {}
+        self._refused: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self._lost = 0
         self._lag_s: float | None = None
 
@@ -249,7 +249,7 @@ class Router:
 
     def refuse(self, why: Why, told: str) -> None:
         """Pass an event over: whoever published it has gone on, or is mistaken."""
-        self._refused[why] = self._refused.get(why, 0) + 1
+        self._refused[why] += 1
         level = logging.WARNING if why in {"stale", "ended"} else logging.ERROR
         log.log(level, "semel: %s: passed over (%s): %s", self.shown, why, told)
 
