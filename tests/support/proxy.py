@@ -55,7 +55,7 @@ class Proxy:
         self._mode = Mode.PASS
         self._request_trap: Trap | None = None
         self._reply_trap: Trap | None = None
-        self._bytes_left: int | None = None
+        self._bytes_left: list[int] = []
         self._links: set[Link] = set()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -69,7 +69,8 @@ class Proxy:
     def pass_through(self) -> None:
         """Behave: deliver everything, listen again, forget every trap."""
         with self._changed:
-            self._request_trap = self._reply_trap = self._bytes_left = None
+            self._request_trap = self._reply_trap = None
+            self._bytes_left = []
         if self._mode is Mode.REFUSE:
             self._listener = self._listen(self.port)
         self._switch(Mode.PASS)
@@ -115,10 +116,13 @@ class Proxy:
         """Deliver this many more replies, then, once, cut instead of delivering the next."""
         self._reply_trap = Trap(b"", skip=count)
 
-    def cut_after_bytes(self, count: int) -> None:
-        """Deliver this many more bytes of replies, then, once, cut: anywhere within a reply."""
+    def cut_after_bytes(self, *counts: int) -> None:
+        """Deliver this many more bytes of replies, then cut: anywhere within a reply.
+
+        With several, cut again after so many more, on whichever connection they are.
+        """
         with self._changed:
-            self._bytes_left = count
+            self._bytes_left = list(counts)
 
     def close(self) -> None:
         """End every connection and every thread."""
@@ -227,11 +231,13 @@ class Proxy:
             return self._count(chunk)
 
     def _count(self, chunk: bytes) -> Fate:
-        left = self._bytes_left
-        if left is None or left > len(chunk):
-            self._bytes_left = None if left is None else left - len(chunk)
+        if not self._bytes_left:
             return Fate(chunk)
-        self._bytes_left = None
+        left = self._bytes_left[0]
+        if left > len(chunk):
+            self._bytes_left[0] -= len(chunk)
+            return Fate(chunk)
+        del self._bytes_left[0]
         self.cuts += 1
         return Fate(chunk[:left], is_cut=True)
 

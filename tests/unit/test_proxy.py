@@ -160,6 +160,12 @@ def test_a_cut_within_a_reply(proxy, connect, echo):
     assert connect().ask(b"third") == b"THIRD"
 
 
+def test_one_cut_after_another(proxy, connect):
+    proxy.cut_after_bytes(3, 0, 2)
+    assert [connect().ask(b"first") for _ in range(4)] == [b"FIR", b"", b"FI", b"FIRST"]
+    assert proxy.cuts == 3
+
+
 def test_closing_ends_connections_threads_and_the_port(echo):
     before = threading.active_count()
     proxy = Proxy(echo.server_address[1])
