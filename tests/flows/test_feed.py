@@ -250,6 +250,21 @@ async def test_with_all_rings_lost_everybody_is_late_by_at_most_a_second(store):
         await following.stop()
 
 
+@simulated()
+async def test_what_happens_while_it_begins_to_listen_is_told_at_once(store):
+    """Who reads first and listens then has missed that ring."""
+    await store.append("1")
+    store.listen_s = 0.5
+    async with Feed(store) as feed:
+        following = Following(feed)
+        await asyncio.sleep(0.4)
+        await store.append("2")
+        await asyncio.sleep(0.15)
+        assert texts(following) == ["1", "2"]
+        assert feed.counts.found == 0
+        await following.stop()
+
+
 @simulated(1)
 async def test_a_thousand_idle_streams_cost_one_question_a_second(store):
     async with Feed(store) as feed:

@@ -25,6 +25,7 @@ class ShakyStore:
         self.is_down = False
         self.is_deaf = False
         self.delay_s = 0.0
+        self.listen_s = 0.0
 
     def ledger(self, colour):
         return self.inner.ledger(colour)
@@ -95,6 +96,7 @@ class _ShakyBell:
 
         self._wakes[stream, wake] = heard
         self._store.asked["listen"] += 1
+        await asyncio.sleep(self._store.listen_s)
         await self._inner.listen(stream, heard)
 
     async def leave(self, stream, wake):
