@@ -156,6 +156,7 @@ async def test_what_can_never_be_appended_is_told_once_counted_and_holds_up_nobo
         (b"[" * 100_000, "unreadable"),
         (entry(job, domain="other"), "unreadable"),
         (entry(job).replace(b'"vision"', b'"%s"' % (b"v" * 252)), "unreadable"),
+        (entry(job).replace(b"}", b',"failed_in":"%s"}' % (b"v" * 256)), "unreadable"),
         (entry(job, seq=10, data="other"), "conflict"),
         (entry(job, seq=12, attempt=1), "stale"),
         (entry(late, stage="rule", seq=20), "ended"),
@@ -169,7 +170,7 @@ async def test_what_can_never_be_appended_is_told_once_counted_and_holds_up_nobo
 
     status = await drained(source, target)
 
-    assert refused(status) == {"unreadable": 4, "conflict": 1, "stale": 1, "ended": 1}
+    assert refused(status) == {"unreadable": 5, "conflict": 1, "stale": 1, "ended": 1}
     assert [seq for _, seq, _ in await told(target, job)] == [10, 11, 20]
     assert [seq for _, seq, _ in await told(target, late)] == [50]
     said = [record.getMessage() for record in caplog.records]
@@ -192,6 +193,22 @@ async def test_a_job_whose_log_cannot_be_read_holds_up_no_other(
     monkeypatch.setattr(log, "perform", corrupt)
     assert refused(await drained(source, target)) == {"corrupt": 1}
     assert await _has(target, "job-2", 1)
+
+
+async def test_a_target_without_its_tables_ends_the_router_and_nothing_is_passed_over(
+    source, target, publisher, monkeypatch
+):
+    await publisher.publish("job-1", "vision", 10, None)
+
+    async def has_no_tables(_):
+        raise SettingsError("the database has no tables; run semel db init")
+
+    monkeypatch.setattr(target.log(ASYNC), "perform", has_no_tables)
+    routes = router(source, target)
+    with pytest.raises(SettingsError, match="no tables"):
+        await routes.run()
+    assert await waiting(source, SHARDS) == 1
+    assert refused(routes.status()) == {}
 
 
 # --- several of them ----------------------------------------------------------------------------

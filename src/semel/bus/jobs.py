@@ -138,7 +138,7 @@ def event_of(data: bytes | str) -> Event:
             attempt=read.get("attempt", 1),
             failed_in=read.get("failed_in", ""),
         )
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"this is no event of a job: {type(error).__name__}: {error}") from error
     if fault := _fault(found):
         raise ValueError(f"this is no event of a job: {fault}")
@@ -214,13 +214,20 @@ def shard_of(job_id: str, shards: int) -> int:
     return int.from_bytes(digest, "big") % shards
 
 
+def check_names(event: Event) -> None:
+    """`SettingsError` for what no job's log could keep."""
+    name_of(stream_of(event.domain, event.job_id), "job")
+    name_of(event.id, "event")
+    if event.failed_in:
+        name_of(event.failed_in, "stage")
+
+
 def id_in_shard(event: Event) -> str:
     """What tells two events of one shard apart, hashed where it would be too long.
 
     What no job's log could keep is refused here: a router could only pass it over.
     """
-    name_of(stream_of(event.domain, event.job_id), "job")
-    name_of(event.id, "event")
+    check_names(event)
     id = f"{event.job_id}:{event.id}"
     data = id.encode()
     return id if len(data) <= MOST_BYTES else hashlib.sha256(data).hexdigest()

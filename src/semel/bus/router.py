@@ -243,9 +243,10 @@ class Router:
         )
 
     def check(self, event: Event) -> None:
-        """`ValueError` for an event that is not ours to route."""
+        """`ValueError` for an event that is not ours to route, or that no log could keep."""
         if event.domain != self.domain:
-            raise ValueError(f"{jobs.named(event)}, which is of domain {event.domain!r:.80}")
+            raise ValueError(f"{jobs.named(event)} is of domain {event.domain!r:.80}")
+        jobs.check_names(event)
 
     def refuse(self, why: Why, told: str) -> None:
         """Pass an event over: whoever published it has gone on, or is mistaken."""

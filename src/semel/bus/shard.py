@@ -6,7 +6,8 @@ job's log knows the event; dead before, nothing has happened. A former owner tha
 refused by the job's log, which knows the next one's fence.
 
 The easy mistake is to let one event stop a shard. What can never be appended is told of, counted
-and passed over.
+and passed over. The other one is to pass over what is not the event's fault: where the target has
+no tables any more, the router ends, and everything is left where it is.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Shard:
                 event, written = self._router.source.event(delivery)
                 self._router.check(event)
             except (ValueError, RecursionError) as error:
-                self._router.refuse("unreadable", f"shard {self._hold.shard} holds {error}")
+                self._router.refuse("unreadable", f"shard {self._hold.shard}: {error}")
             else:
                 lanes.setdefault(event.job_id, deque()).append((event, written))
         return list(lanes.values())
@@ -155,8 +156,6 @@ class Shard:
                     keep=router.keep,
                     fences=self._fences,
                 )
-            except SettingsError as error:
-                router.refuse("unreadable", f"{jobs.named(event)}: {error}")
             except CorruptRecordError as error:
                 router.refuse("corrupt", f"{jobs.named(event)}: {error}")
             else:

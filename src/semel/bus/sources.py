@@ -88,7 +88,8 @@ class LogSource:
 
     async def check(self) -> None:
         others = [shard_stream_of(self.domain, n) for n in range(self.shards, MOST_SHARDS)]
-        for stream, head in zip(others, await self.log.heads(others), strict=True):
+        heads = await self.log.heads(others) if others else ()
+        for stream, head in zip(others, heads, strict=True):
             if head.offset and not _is_drained(await self.log.read(stream, None, 1)):
                 raise SettingsError(
                     f"there are events in {stream!r}, and this router has {self.shards} shards, "
