@@ -23,7 +23,7 @@ from semel.testing.promises import DOUBLES_HAPPEN
 from semel.testing.scenario import SOMETIMES, run_scenario
 from semel.testing.simulator import DeadlockError, Host, LivelockError, SimLoop, main
 
-SEEDS = 20_000
+SEEDS = 10_000
 CHUNK = 2_500
 
 # A planted defect must show within this many seeds; the campaign runs more than twice as many.
