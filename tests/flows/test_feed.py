@@ -221,15 +221,14 @@ async def test_an_ended_stream_leaves_memory_however_many_come_to_see_it(store):
     """Or it would be shown for longer than it is kept."""
     await store.append("1", ends=True, keep=Keep(ended_s=20.0))
     async with Feed(store) as feed:
-        for _ in range(15):
+        shown = []
+        for _ in range(30):
             following = Following(feed)
             await following.until(lambda f: f.over)
-            assert texts(following) == ["1", "end"]
+            shown.append(texts(following)[0])
             await asyncio.sleep(1)
-        await asyncio.sleep(10)
-        following = Following(feed)
-        await following.until(lambda f: f.over)
-        assert texts(following) == ["gone", "end"]
+        assert shown[:18] == 18 * ["1"]
+        assert shown[-3:] == 3 * ["gone"]
 
 
 # --- lost rings ---------------------------------------------------------------------------------
@@ -303,6 +302,25 @@ async def test_a_store_that_is_down_is_waited_for_and_nobody_is_lost(store):
 
 
 @simulated()
+async def test_who_needs_the_log_when_it_is_down_is_served_when_it_is_back(store):
+    """Although nothing has happened meanwhile that the others would be told of."""
+    await store.fill(range(1, KEEP_ENTRIES + 100))
+    async with Feed(store) as feed:
+        live = Following(feed)
+        await live.until(lambda f: len(f.told) == KEEP_ENTRIES + 99)
+        store.is_down = True
+        behind = [Following(feed, after=after) for after in (beginning(STREAM), "garbage")]
+        await asyncio.sleep(10)
+        assert [texts(each) for each in behind] == [[], []]
+        store.is_down = False
+        await asyncio.sleep(1.1)
+        assert texts(behind[0]) == numbers(1, KEEP_ENTRIES + 99)
+        assert texts(behind[1]) == ["unreadable"]
+        for each in (live, *behind):
+            await each.stop()
+
+
+@simulated()
 async def test_closing_the_feed_ends_every_loop(store):
     feed = Feed(store)
     following = [Following(feed), Following(feed, "scan:job:8")]
@@ -342,6 +360,20 @@ async def test_who_has_a_cursor_that_leads_nowhere_is_told_why_and_goes_on(store
             assert texts(each) == [reason.strip(), "11"]
             assert each.told[0].snapshot.position == page.head
             await each.stop()
+
+
+@simulated()
+async def test_a_cursor_of_another_history_is_found_out_also_where_its_offset_is_at_hand(store):
+    await store.fill(range(1, 11))
+    async with Feed(store) as feed:
+        live = Following(feed)
+        await live.until(lambda f: len(f.told) == 10)
+        for offset in (0, 7, 10):
+            following = Following(feed, after=Position(offset, "0123456789ab"))
+            await following.until(lambda f: f.told)
+            assert texts(following) == ["forked"]
+            await following.stop()
+        await live.stop()
 
 
 @simulated()

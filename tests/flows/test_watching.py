@@ -72,15 +72,17 @@ async def test_what_comes_late_with_a_smaller_number_is_told_to_who_was_there(st
 @simulated(1)
 async def test_where_events_were_trimmed_it_goes_on_if_its_own_is_there_and_is_told_else(store):
     await out_of_order(store)
-    await publish(store, "done")
     await store.trim(2, "scan:job:7")
     async with Watcher(store) as watcher:
-        assert await numbers(watcher, last_seq=21) == [11, 50]
-        assert await numbers(watcher, last_seq=20) == ["trimmed"]
+        telling = [asyncio.ensure_future(numbers(watcher, last_seq=n)) for n in (21, 20)]
+        await asyncio.sleep(1)
+        await publish(store, "vision", "done", sub_seq=2)
+        assert await telling[0] == [11, 12, 52]
+        assert await telling[1] == ["trimmed", 12, 52]
         events = watcher.subscribe(JOB)
         reset = await anext(events)
         assert reset["reset"] == "trimmed"
-        assert reset["state"]["stages"]["done"]["seq"] == 50
+        assert reset["state"]["stages"]["rule"]["seq"] == 21
         await events.aclose()
 
 

@@ -44,13 +44,14 @@ def _frame(raw):
 
 
 class Connection(Wire):
-    """One request to a gateway. While it is `stuck`, whatever is sent waits."""
+    """One request to a gateway. While it is `stuck`, whatever is sent waits; else for `pace_s`."""
 
     def __init__(
         self, gateway, path=f"/{JOB}", *, cursor=None, accept="text/event-stream", **request
     ):
         super().__init__(on_send=self._take)
         self.stuck = False
+        self.pace_s = 0.0
         self.aborted = False
         self._moved = asyncio.Event()
         headers = [(b"accept", accept.encode()), *request.pop("headers", ())]
@@ -71,6 +72,7 @@ class Connection(Wire):
         self.gone.set()
 
     async def _take(self, message):
+        await asyncio.sleep(self.pace_s)
         while self.stuck:
             self._moved.clear()
             await self._moved.wait()
