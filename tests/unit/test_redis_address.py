@@ -77,6 +77,9 @@ def test_a_sentinel_may_have_an_ipv6_address():
         ("redis+cluster://a:1,[::1", "cannot be read"),
         ("redis+sentinel://a:1,[::1:2/m", "cannot be read"),
         ("localhost:6379", "redis://host:6379/0"),
+        ("redis://h?timeout_s=1", "no setting 'timeout_s'"),
+        ("redis+sentinel://a:1/m?shards=2", "no setting 'shards'"),
+        ("redis://user:s3?cret@h/0?protocol=3", "no setting like that"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused_at_once(url, hint):

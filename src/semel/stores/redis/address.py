@@ -51,6 +51,7 @@ class Address:
 def address_of(url: str, timeout_s: float) -> Address:
     scheme, _, kind = _split(url).scheme.partition("+")
     settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    _check_query(url)
     try:
         if kind == "sentinel" and scheme in {"redis", "rediss"}:
             return _sentinel(url, settings)
@@ -64,6 +65,20 @@ def address_of(url: str, timeout_s: float) -> Address:
         f"{shown(url)!r} is no Redis URL: write redis://host:6379/0, rediss://, unix://, "
         "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379"
     )
+
+
+def _check_query(url: str) -> None:
+    """Refuse what redis-py does not know: at each call it would look as if Redis were away."""
+    query = _split(url).query
+    for option in query.split("&") if query else ():
+        name = option.partition("=")[0]
+        if name not in in_a_url():
+            # Behind an unquoted ? it may be a part of a password.
+            told = repr(name) if name.isidentifier() else "like that"
+            raise SettingsError(
+                f"the URL of a Redis store has no setting {told}; it can have those of redis-py, "
+                "such as health_check_interval; quote a ? in a password as %3F"
+            )
 
 
 def shown(url: str) -> str:
