@@ -79,7 +79,7 @@ class Pair:
         return through(self.proxy)
 
     def in_step(self):
-        told = [replication(server) for server in (self.master, self.replica)]
+        told = [servers.replication(server) for server in (self.master, self.replica)]
         is_up = told[1]["master_link_status"] == "up"
         return is_up and told[0]["master_repl_offset"] == told[1]["master_repl_offset"]
 
@@ -99,11 +99,6 @@ class Pair:
         for server in (self.master, self.replica):
             server.kill()
             server.stop()
-
-
-def replication(server):
-    lines = servers.command(server.port, "INFO", "replication").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 @pytest.fixture

@@ -81,6 +81,12 @@ def command(port: int, *words: str | int, timeout_s: float = 5.0) -> Any:
             return _read_reply(replies.readline, replies.read)
 
 
+def replication(server: RedisServer) -> dict[str, str]:
+    """What a server says of who copies whom, and how far."""
+    lines = command(server.port, "INFO", "replication").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 def _read_reply(line: Callable[[], bytes], read: Callable[[int], bytes]) -> Any:
     head = line()
     if not head:
