@@ -120,6 +120,10 @@ class Running:
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.said}") from error
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
     # --- asking -----------------------------------------------------------------------------
 
     def ask(self, path: str) -> tuple[int, str]:
