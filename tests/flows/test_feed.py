@@ -441,6 +441,36 @@ async def test_after_a_failover_without_loss_nobody_is_told_anything(store):
 
 
 @simulated()
+async def test_a_second_failover_before_the_first_was_told_holds_nobody_up(store):
+    """The state that was just read is of a history that is over, too."""
+    await store.fill(range(1, 4))
+    first, second = store.copied(), store.copied()
+    log = store.inner._log
+    load = log.load
+
+    async def load_before_the_next_one(stream):
+        snapshot = await load(stream)
+        log.load = load
+        store.fail_over(second)
+        return snapshot
+
+    async with Feed(store) as feed:
+        following = Following(feed)
+        await store.fill(range(4, 7))
+        await following.until(lambda f: len(f.told) == 6)
+        log.load = load_before_the_next_one
+        store.fail_over(first)
+        await store.append("4b")
+        await following.until(lambda f: log.load == load)
+        await store.append("4c")
+        await following.until(lambda f: sum(isinstance(news, Reset) for news in f.told) == 2)
+        await store.append("5c")
+        await following.until(lambda f: texts(f)[-1] == "5c")
+        assert_whole(following)
+        await following.stop()
+
+
+@simulated()
 async def test_a_stream_that_vanished_is_told_as_gone_and_what_begins_anew_is_followed(store):
     await store.fill(range(1, 4))
     async with Feed(store) as feed:

@@ -187,6 +187,8 @@ class Reader:
         if snapshot.life == "unknown":
             reason = "gone"
         if self._is_lost:
+            # With another state than before, it may be another failover: the next try begins anew.
+            self._is_lost = snapshot.position == self.window.head
             raise StoreUnavailableError(
                 f"the state and the entries of {self.stream!r} are of two histories"
             )
