@@ -199,6 +199,22 @@ async def test_whoever_takes_it_late_is_waited_for_and_gets_everything_in_order(
         await gateway.aclose()
 
 
+async def test_who_asks_twice_on_one_connection_and_leaves_is_let_go_of():
+    """uvicorn tells the request that waits behind the first, and not the first."""
+    store = MemoryStore()
+    await publish(store, "vision")
+    gateway = Gateway(store, project=lambda event, _: event)
+    async with serving(abortable(gateway)) as (url, _):
+        reader, writer = await asyncio.open_connection(HOST, int(url.rpartition(":")[2]))
+        words = f"GET /{JOB} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
+        writer.write(2 * words.encode())
+        await reader.readuntil(b"event: message")
+        writer.close()
+        await until(lambda: gateway.status().connections == 0, within_s=5)
+        assert gateway.status().closed == {"gone": 1}
+    await gateway.aclose()
+
+
 async def test_draining_ends_every_response_as_http_wants_it():
     store = MemoryStore()
     gateway = Gateway(store)

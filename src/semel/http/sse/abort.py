@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from semel.http.asgi import ASGIApp, ASGIScope, Receive, Send
+from semel.http.sse.direct import transport_of
 from semel.http.sse.visit import ABORT
 
 __all__ = ["abortable"]
@@ -28,8 +29,8 @@ def abortable(app: ASGIApp) -> ASGIApp:
 
     async def offering(scope: ASGIScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            transport = getattr(getattr(send, "__self__", None), "transport", None)
-            if hasattr(transport, "abort"):
+            transport = transport_of(send)
+            if transport is not None:
                 abort = partial(_abort, transport)
                 scope["extensions"] = {**(scope.get("extensions") or {}), ABORT: abort}
         await app(scope, receive, send)

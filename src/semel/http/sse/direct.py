@@ -15,7 +15,7 @@ from typing import Any
 
 from semel.http.asgi import Send
 
-__all__ = ["Line", "line_of"]
+__all__ = ["Line", "line_of", "transport_of"]
 
 # What uvicorn keeps of a request when httptools reads it. h11 counts what it sends by itself.
 CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
@@ -62,3 +62,9 @@ def line_of(send: Send) -> Line | None:
     if not all(hasattr(cycle, name) for name in USED) or not hasattr(cycle.flow, "write_paused"):
         return None
     return Line(cycle)
+
+
+def transport_of(send: Send) -> Any:
+    """What is behind a server's own `send`, as in uvicorn; None where nobody shows it."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    return transport if hasattr(transport, "is_closing") else None

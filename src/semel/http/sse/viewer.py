@@ -22,7 +22,7 @@ from semel.feed.values import Burst
 from semel.http.asgi import Receive, Send
 from semel.http.protocol import Refusal
 from semel.http.sse import frames
-from semel.http.sse.direct import line_of
+from semel.http.sse.direct import line_of, transport_of
 from semel.http.sse.limits import Limits
 from semel.http.sse.status import GatewayCounts
 from semel.http.sse.view import Everything, Some, View
@@ -67,6 +67,7 @@ class Viewer:
         "_send",
         "_still_since",
         "_task",
+        "_transport",
         "_view",
         "_writes",
         "closing",
@@ -94,6 +95,7 @@ class Viewer:
         self._may_go_on = may_go_on
         # Not for a view of one's own: what is made for it is nobody else's, and may fail.
         self._line = line_of(send) if isinstance(view, Everything) else None
+        self._transport = transport_of(send)
         self._abort = abort
         self._counts = counts
         self._task = asyncio.current_task()
@@ -110,6 +112,10 @@ class Viewer:
 
     def look(self, limits: Limits, now: float) -> None:
         """What is due? Called once a second, for each: what is due is a second late at most."""
+        if self._transport is not None and self._transport.is_closing():
+            # Who has asked for something else on the same connection is told there that it is
+            # lost, and not here: uvicorn knows only of the last request.
+            self.close("gone")
         if self._writes != self._seen:
             self._seen, self._still_since = self._writes, now
         if self._is_writing:  # which nobody can see, unless it has to wait
