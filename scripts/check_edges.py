@@ -126,9 +126,9 @@ def row_faults(row: Row) -> Iterator[str]:
 
 HEAD = """# Edge cases
 
-What goes wrong around a guarded call, and on an event's way from commit to effect, what happens
-then, and the test that shows it. A test under `tests/contract/` runs on every store; one of them is
-named here. The table is
+What goes wrong around a guarded call, and on an event's way from commit to effect or from a worker
+to everybody who watches, what happens then, and the test that shows it. A test under
+`tests/contract/` runs on every store; one of them is named here. The table is
 [`tests/edges.toml`](../../tests/edges.toml); `make check` fails when a row has no test.
 """
 

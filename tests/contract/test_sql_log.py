@@ -125,6 +125,9 @@ class LogOnSQL(OnSQL, BreakingLogContract):
     async def streams_left(self, store):
         return store.desk.count("semel_stream")
 
+    async def ids_left(self, store):
+        return store.desk.count("semel_mark")
+
     @asynccontextmanager
     async def breaking(self, store, part):
         store.desk.do(BROKEN[store.desk.name].format(t=part))

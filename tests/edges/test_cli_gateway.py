@@ -12,6 +12,7 @@ from semel.bus import BlockingPublisher
 from semel.cli.app import app
 from semel.stores import SQLiteStore
 from support.process import HOST
+from support.proxy import Proxy
 from support.relay_process import Running
 
 
@@ -59,6 +60,25 @@ def test_a_store_that_is_not_there_or_has_no_log_is_refused(tmp_path):
         answer = semel_cli(store)
         assert answer.exit_code == 2
         assert said in answer.stderr
+
+
+def test_a_database_without_the_logs_tables_is_refused(postgres_url):
+    answer = semel_cli(postgres_url, "--port", "0")
+    assert answer.exit_code == 2
+    assert "semel db" in answer.stderr
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for(redis_server, redis_url):
+    with BlockingPublisher(redis_url) as publisher, Proxy(redis_server.port) as proxy:
+        publisher.publish("7", "vision", 10, {})
+        proxy.refuse()
+        url = redis_url.replace(f":{redis_server.port}", f":{proxy.port}")
+        with Running("gateway", url, "--port", "0") as running:
+            at = running.said.partition("jobs at ")[2].partition("JOB_ID")[0]
+            running.until(lambda: httpx.get(f"{at}7").status_code == 503, "it to say so")
+            proxy.pass_through()
+            running.until(lambda: httpx.get(f"{at}7").status_code == 200, "the store")
+            assert running.stop() == 0
 
 
 def test_without_a_server_the_extra_is_named(url, monkeypatch):

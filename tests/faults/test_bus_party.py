@@ -60,9 +60,11 @@ class Party:
         """Kill or freeze somebody; a worker that has finished begins anew."""
         self.thaw(by=time.monotonic())
         able = [pid for pid in self.running if pid not in self.frozen]
+        if not able:
+            return
         pid = self.chance.choice(able)
         role = self.running[pid].split()[0]
-        if self.chance.random() < 0.5 or role == "gateway":
+        if self.chance.random() < 0.5:
             self.counts[f"killed {role}"] += 1
             self._nursery.signal(pid, signal.SIGKILL)
             self.start(self.running.pop(pid))
@@ -152,6 +154,9 @@ async def play(made, gateway_ports, misfortunes):
             raise AssertionError(f"{left} have not come to an end; {made.counts}") from None
         cuts = sum(proxy.cuts for proxy in proxies)
     print(f"{dict(made.counts)}, {cuts} cuts, {time.monotonic() - began:.1f} s")  # noqa: T201
+    assert cuts, "nobody was cut off"
+    for role in {line.split()[0] for line in made.running.values()}:
+        assert made.counts[f"killed {role}"] + made.counts[f"froze {role}"], f"no {role} was hurt"
     for client in clients:
         client.check()
 

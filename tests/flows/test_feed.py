@@ -321,6 +321,29 @@ async def test_who_needs_the_log_when_it_is_down_is_served_when_it_is_back(store
 
 
 @simulated()
+async def test_a_stream_that_cannot_be_read_is_no_outage(store, caplog):
+    """It is told once, the others go on, and so does this one when it is mended."""
+    caplog.clear()
+    await store.fill(range(1, 3))
+    await store.fill(range(1, 3), "other")
+    async with Feed(store) as feed:
+        following, other = Following(feed), Following(feed, "other")
+        await following.until(lambda f: len(f.told) == 2)
+        store.corrupt = STREAM
+        await store.append("3")
+        await store.append("3", "other")
+        await other.until(lambda f: len(f.told) == 3)
+        await asyncio.sleep(10)
+        assert not feed.circuit.is_open
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert STREAM in caplog.text
+        store.corrupt = ""
+        await following.until(lambda f: texts(f) == numbers(1, 3))
+        await following.stop()
+        await other.stop()
+
+
+@simulated()
 async def test_closing_the_feed_ends_every_loop(store):
     feed = Feed(store)
     following = [Following(feed), Following(feed, "scan:job:8")]

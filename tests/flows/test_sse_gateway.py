@@ -13,7 +13,7 @@ import pytest
 
 from semel.bus.jobs import stream_of
 from semel.entries import Position
-from semel.errors import SettingsError
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.http.sse import Gateway, Limits, Tickets, forbidden, unauthorised
 from support.feeds import simulated
 from support.viewers import JOB, Connection, frames_of, publish
@@ -219,6 +219,12 @@ async def test_a_connection_gets_so_old_and_no_older_and_its_heir_misses_nothing
     assert len({round(age) for age in ended}) > 3  # not all together
     assert all(viewer.over for viewer in viewers)  # between two frames
     assert gateway.status().closed == {"old": 10}
+    await publish(store, "rule")
+    heirs = [Connection(gateway, cursor=viewer.cursor) for viewer in viewers]
+    for viewer, heir in zip(viewers, heirs, strict=True):
+        await heir.until(lambda c: c.told)
+        assert viewer.told + heir.told == told(10, 20)
+        await heir.hang_up()
     await gateway.aclose()
 
 
@@ -395,6 +401,26 @@ async def test_who_loses_access_is_cut_off_while_connected_and_not_let_in_again(
     await gateway.aclose()
 
 
+@pytest.mark.parametrize("error", [OSError("no users"), StoreUnavailableError("no users")])
+@simulated()
+async def test_whoever_cannot_be_asked_about_any_more_is_shown_nothing_more(store, error):
+    asked = []
+
+    def authorise(request, job_id):
+        asked.append(job_id)
+        if len(asked) > 1:
+            raise error
+        return "alice"
+
+    gateway = Gateway(store, authorise=authorise, reauthorise_s=5)
+    await publish(store, "vision")
+    alice = await Connection(gateway).until(lambda c: c.told)
+    await alice.ended()
+    assert (alice.status, len(asked)) == (200, 2)
+    assert gateway.status().closed == {"refused": 1}
+    await gateway.aclose()
+
+
 @simulated()
 async def test_access_is_checked_again_also_while_there_is_no_end_of_events(store):
     allowed = {"bob"}
@@ -424,7 +450,6 @@ def only_own(event, principal):
 async def test_nobody_is_shown_what_is_not_theirs_live_replayed_or_in_the_state(store):
     gateway = Gateway(store, authorise=by_cookie, project=only_own)
     secrets = {user: f"secret-of-{user}" for user in ("alice", "bob")}
-    live = {user: Connection(gateway, headers=cookie(user)) for user in secrets}
     await publish(store, "vision")
     live = {user: Connection(gateway, headers=cookie(user)) for user in secrets}
     for user, secret in secrets.items():

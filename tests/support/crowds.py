@@ -24,6 +24,7 @@ class Viewer:
         """Of the entries that came, and None for each reset."""
         self.others = []
         self.data = []
+        self.states = []
         self.status = None
         self.retry_s = 0.0
         self._writer = None
@@ -64,6 +65,7 @@ class Viewer:
             self.retry_s = int(retry[1]) / 1000
         if name == "reset":
             self.offsets.append(None)
+            self.states.append(frame)
         elif name == "message":
             self.offsets.append(int(id[1].partition(b".")[0]))
             self.data.append(frame)

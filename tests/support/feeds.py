@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 from collections import Counter
 
 from semel.colour import ASYNC
 from semel.entries import Keep
-from semel.errors import StoreUnavailableError
+from semel.errors import CorruptRecordError, StoreUnavailableError
 from semel.stores import MemoryStore
 from semel.testing.simulator import SimClock, SimLoop
 
@@ -24,6 +25,7 @@ class ShakyStore:
         self.asked = Counter()
         self.is_down = False
         self.is_deaf = False
+        self.corrupt = ""  # this stream
         self.delay_s = 0.0
         self.listen_s = 0.0
 
@@ -77,6 +79,8 @@ class _ShakyLog:
             await asyncio.sleep(self._store.delay_s)
             if self._store.is_down:
                 raise StoreUnavailableError("the store is down")
+            if self._store.corrupt and words[0] == self._store.corrupt:
+                raise CorruptRecordError(f"the stream {words[0]!r} cannot be read")
             return await getattr(self._inner, verb)(*words)
 
         return asked
@@ -112,12 +116,15 @@ def simulated(*seeds, budget=500_000):
 
     def decorate(test):
         @functools.wraps(test)
-        def run():
+        def run(**fixtures):
             for seed in seeds or (1, 2, 3):
                 loop = SimLoop(seed, budget=budget)
-                loop.run(test(ShakyStore(SimClock(loop))))
+                loop.run(test(ShakyStore(SimClock(loop)), **fixtures))
 
-        del run.__wrapped__  # pytest would look for a fixture called store
+        # pytest would look for a fixture called store
+        wanted = inspect.signature(test)
+        others = [each for name, each in wanted.parameters.items() if name != "store"]
+        run.__signature__ = wanted.replace(parameters=others)
         return run
 
     return decorate

@@ -17,8 +17,8 @@ from semel.cli.application import named
 from semel.cli.command import Url, refuse_empty, reporting, seconds
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.router import Domain
-from semel.colour import keep
-from semel.errors import SettingsError
+from semel.colour import ASYNC, keep
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.http.sse import Gateway, GatewayStatus, Limits, Tickets, abortable
 from semel.ports import LogStore
 from semel.settings import as_log_store
@@ -33,6 +33,9 @@ BACKLOG = 4096
 
 # What is left when the drain is over has had its time; it is cancelled.
 LEFT_S = 2
+
+# A stream that nobody has.
+NOBODYS = "semel:nobody"
 
 
 def gateway(
@@ -167,6 +170,9 @@ class _Serving:
         return self._gateway.status()
 
     async def run(self) -> None:
+        # A store that does not answer is waited for; one that has no tables never will.
+        with contextlib.suppress(StoreUnavailableError):
+            await self.store.log(ASYNC).heads([NOBODYS])
         await self._server.serve(sockets=[self._sock])
 
     def stop(self) -> None:

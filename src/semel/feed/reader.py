@@ -10,12 +10,13 @@ trimmed that it had not read), everybody is told once, with the state, and stays
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.colour import keep
 from semel.entries import Life, Page, Position, Snapshot
-from semel.errors import StoreUnavailableError
+from semel.errors import CorruptRecordError, StoreUnavailableError
 from semel.feed.values import Reset, reason_of
 from semel.feed.window import KEEP_ENTRIES, Window
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "Reader", "Together"]
 
 T = TypeVar("T")
+
+log = logging.getLogger("semel")
 
 # Read at once. As many as a window keeps: whoever was at its head finds all of them there.
 PAGE = KEEP_ENTRIES
@@ -108,14 +111,24 @@ class Reader:
         """Read once. Is there more?"""
         try:
             has_more = await self._turn()
-        except Exception as error:  # noqa: BLE001 - whatever it is: the circuit tells of it
-            self._feed.circuit.failed(error, self.stream)
-            self._error = error
-            self._tried.set()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told of
+            self._failed(error)
             return False
         self._feed.circuit.passed(self.stream)
         self._error = None
         return has_more
+
+    def _failed(self, error: Exception) -> None:
+        circuit = self._feed.circuit
+        if isinstance(error, CorruptRecordError):
+            # This stream's trouble alone: the log answers, and so do all the others.
+            circuit.passed(self.stream)
+            if not isinstance(self._error, CorruptRecordError):
+                log.error("semel: %s", error)
+        else:
+            circuit.failed(error, self.stream)
+        self._error = error
+        self._tried.set()
 
     async def close(self) -> None:
         self._task.cancel()

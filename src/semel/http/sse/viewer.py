@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol, TypeAlias
@@ -28,6 +29,8 @@ from semel.http.sse.status import GatewayCounts
 from semel.http.sse.view import Everything, Some, View
 
 __all__ = ["Closing", "Pace", "Viewer"]
+
+log = logging.getLogger("semel")
 
 Closing: TypeAlias = Literal["", "gone", "slow", "old", "drained", "refused"]
 """Why it ends: not yet; the client has left; it is too slow; it is as old as it may get; the
@@ -270,6 +273,10 @@ class Viewer:
         try:
             principal = await self._may_go_on()
         except Refusal:
+            self.close("refused")
+        except Exception:
+            # Whoever cannot be asked about is shown nothing more, and may come back.
+            log.exception("semel: authorise failed; the connection is closed")
             self.close("refused")
         else:
             if isinstance(self._view, Some):
