@@ -1,9 +1,10 @@
 """From a worker's publish to a client's loop, while everything between them dies.
 
-Workers, routers and gateways are killed and frozen every few hundred milliseconds, every client's
-connection is cut behind any byte, rings are lost, and Redis is killed and restarted. Each client
-keeps a record; when the dust has settled, each is its job's events, each once, in order, and no
-reset, since nothing was lost. Where a failover does lose something, whoever had it is told.
+Workers, routers and gateways are killed and frozen every few hundred milliseconds, every connection
+is cut behind any byte, a client's as well as those to Redis, rings are lost, and Redis is killed
+and restarted. Each client keeps a record; when the dust has settled, each is its job's events, each
+once, in order, and no reset, since nothing was lost. Where a failover does lose something, whoever
+had it is told.
 """
 
 from __future__ import annotations
@@ -49,12 +50,26 @@ class Party:
         self.running = {}
         self.frozen = {}
         self.counts = Counter()
+        self.redis_ways = []
+        self._ways = contextlib.ExitStack()
         with (folder / "party.log").open("wb") as errors:
             self._nursery = Nursery("support.bus_party", errors)
 
     def start(self, *words):
         line = " ".join(map(str, words))
         self.running[self._nursery.start(words=line)] = line
+
+    def way_to(self, port, *, bytes_between=8000):
+        """Another port for it, behind which a connection is cut now and then, within a reply."""
+        proxy = self._ways.enter_context(Proxy(port))
+        proxy.cut_after_bytes(*(self.chance.randrange(bytes_between) for _ in range(60)))
+        return proxy
+
+    def way_to_redis(self, server, url):
+        """As above, as a URL. Redis says more to a process than that to a client."""
+        proxy = self.way_to(server.port, bytes_between=40_000)
+        self.redis_ways.append(proxy)
+        return url.replace(f":{server.port}", f":{proxy.port}")
 
     def hurt(self):
         """Kill or freeze somebody; a worker that has finished begins anew."""
@@ -82,6 +97,7 @@ class Party:
     def close(self):
         self.thaw()
         self._nursery.close()
+        self._ways.close()
 
 
 @pytest.fixture
@@ -130,31 +146,28 @@ class Client:
 
 async def play(made, gateway_ports, misfortunes):
     """Hurt everybody for a while, with clients connected; then let the clients come to the end."""
-    with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(port)) for port in gateway_ports]
-        for proxy in proxies:
-            proxy.cut_after_bytes(*(made.chance.randrange(8000) for _ in range(60)))
-        clients = [Client(proxies[n % 2], job) for job in party.JOBS for n in range(CLIENTS)]
-        following = [asyncio.create_task(client.follow()) for client in clients]
-        began = time.monotonic()
-        due = [(began + at * SECONDS, what) for at, what in misfortunes]
-        while time.monotonic() < began + SECONDS:
-            await asyncio.sleep(made.chance.uniform(*EVERY_S))
-            for each in [d for d in due if d[0] <= time.monotonic()]:
-                due.remove(each)
-                made.counts[each[1].__name__] += 1
-                await asyncio.to_thread(each[1])
-            made.hurt()
-        made.thaw()
-        try:
-            async with asyncio.timeout(SETTLES_WITHIN_S):
-                await asyncio.gather(*following)
-        except TimeoutError:
-            left = [(client.job, len(client.record)) for client in clients]
-            raise AssertionError(f"{left} have not come to an end; {made.counts}") from None
-        cuts = sum(proxy.cuts for proxy in proxies)
-    print(f"{dict(made.counts)}, {cuts} cuts, {time.monotonic() - began:.1f} s")  # noqa: T201
-    assert cuts, "nobody was cut off"
+    ways = [made.way_to(port) for port in gateway_ports]
+    clients = [Client(ways[n % 2], job) for job in party.JOBS for n in range(CLIENTS)]
+    following = [asyncio.create_task(client.follow()) for client in clients]
+    began = time.monotonic()
+    due = [(began + at * SECONDS, what) for at, what in misfortunes]
+    while time.monotonic() < began + SECONDS:
+        await asyncio.sleep(made.chance.uniform(*EVERY_S))
+        for each in [d for d in due if d[0] <= time.monotonic()]:
+            due.remove(each)
+            made.counts[each[1].__name__] += 1
+            await asyncio.to_thread(each[1])
+        made.hurt()
+    made.thaw()
+    try:
+        async with asyncio.timeout(SETTLES_WITHIN_S):
+            await asyncio.gather(*following)
+    except TimeoutError:
+        left = [(client.job, len(client.record)) for client in clients]
+        raise AssertionError(f"{left} have not come to an end; {made.counts}") from None
+    cuts = [way.cuts for way in (*ways, *made.redis_ways)]
+    print(f"{dict(made.counts)}, cut {cuts}, {time.monotonic() - began:.1f} s")  # noqa: T201
+    assert all(cuts), "somebody was never cut off"
     for role in {line.split()[0] for line in made.running.values()}:
         assert made.counts[f"killed {role}"] + made.counts[f"froze {role}"], f"no {role} was hurt"
     for client in clients:
@@ -177,11 +190,11 @@ def dies(server):
 
 @pytest.mark.slow
 async def test_without_a_router_everybody_gets_everything_once(made, redis_server, redis_url):
-    ports = [free_port(), free_port()]
+    ports, url = [free_port(), free_port()], made.way_to_redis(redis_server, redis_url)
     for port in ports:
-        made.start("gateway", redis_url, port)
+        made.start("gateway", url, port)
     for seed in range(2):
-        made.start("work", redis_url, 0, seed)
+        made.start("work", url, 0, seed)
     misfortunes = [(n / 10, deaf(redis_server)) for n in range(1, 10)]
     await play(made, ports, [*misfortunes, (0.4, dies(redis_server)), (0.8, dies(redis_server))])
 
@@ -204,14 +217,16 @@ def quiet_url(redis_server, redis_url):
 
 @pytest.mark.slow
 async def test_with_routers_between_two_servers_and_no_bell_everybody_gets_everything_once(
-    made, quiet_url, workers_redis
+    made, redis_server, quiet_url, workers_redis
 ):
     ports = [free_port(), free_port()]
+    workers = made.way_to_redis(workers_redis, workers_redis.url)
+    gateways = made.way_to_redis(redis_server, quiet_url)
     for port in ports:
-        made.start("gateway", quiet_url, port)
+        made.start("gateway", gateways, port)
     for seed in range(2):
-        made.start("work", workers_redis.url, party.SHARDS, seed)
-        made.start("router", workers_redis.url, quiet_url)
+        made.start("work", workers, party.SHARDS, seed)
+        made.start("router", workers, gateways)
     await play(made, ports, [(0.5, dies(workers_redis))])
 
 
