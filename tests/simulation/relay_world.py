@@ -448,6 +448,10 @@ class Plan:
     streams: type[Streams] = Streams
     shard: type[Any] = relay_shard.Shard
 
+    @property
+    def healthy(self) -> Plan:
+        return Plan()
+
 
 class RelayHere(Relay):
     def __init__(self, world: World, host: Host) -> None:

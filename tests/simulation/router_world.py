@@ -227,6 +227,10 @@ class Plan:
     source: type[LogSource] = LogSource
     gateways: type[Gateways] = Gateways
 
+    @property
+    def healthy(self) -> Plan:
+        return Plan(only_falls=self.only_falls)
+
 
 class RouterHere(Router):
     def __init__(self, world: World, host: Host) -> None:
