@@ -689,6 +689,40 @@ async def test_while_the_store_is_down_connections_stay_and_new_ones_come_back_l
 
 
 @simulated()
+async def test_who_is_about_to_come_in_when_it_drains_is_sent_away(store):
+    """Whatever it waits for just then: nobody would ever tell it anything."""
+    await publish(store, "vision")
+    asked, may_go_on = [], asyncio.Event()
+
+    async def slow(request, job_id):
+        asked.append(job_id)
+        await may_go_on.wait()
+        return "alice"
+
+    unasked, unread, unsent = Gateway(store, authorise=slow), Gateway(store), Gateway(store)
+    asking = Connection(unasked)
+    await asking.until(lambda c: asked)
+    sending = Connection(unsent)
+    sending.stick()
+    await asyncio.sleep(0.1)
+    assert unsent.status().connections == 1
+    store.delay_s = 2.0
+    reading = Connection(unread)
+    await asyncio.sleep(0.1)
+    for gateway in (unasked, unread, unsent):
+        await gateway.drain(within_s=1)
+    may_go_on.set()
+    for connection in (asking, reading):
+        reply = await connection.ended()
+        assert (reply.status, reply.problem) == (503, "draining")
+    sending.stick(False)
+    assert (await sending.ended()).status == 200
+    for gateway in (unasked, unread, unsent):
+        assert gateway.status().connections == 0
+        await gateway.aclose()
+
+
+@simulated()
 async def test_draining_closes_everybody_between_frames_and_not_all_at_once(store):
     gateway = Gateway(store)
     await publish(store, "vision")

@@ -31,9 +31,12 @@ class Crowd:
         self._limits = limits
         self._viewers: dict[Viewer, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def watch(self, viewer: Viewer, receive: Receive, retry_ms: int) -> None:
         """From its first frame to its last."""
+        if self._is_closed:  # since it was let in
+            viewer.close("drained")
         self._viewers[viewer] = None
         if self._timer is None:
             self._begin_round()
@@ -55,6 +58,7 @@ class Crowd:
 
     async def drain(self, within_s: float) -> None:
         """Close them all, not all at once; those who are left when the time is up are cut off."""
+        self._is_closed = True
         ends_at = ASYNC.now() + within_s
         crowd = list(self._viewers)
         random.shuffle(crowd)
@@ -75,6 +79,7 @@ class Crowd:
 
     def close(self) -> None:
         """Whoever is here is told to leave."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -76,7 +76,6 @@ class Gateway:
         self._seats = Seats(self._limits)
         self._everything = Everything()
         self._counts = GatewayCounts()
-        self._is_draining = False
         self._houses: WeakKeyDictionary[asyncio.AbstractEventLoop, House] = WeakKeyDictionary()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
@@ -94,7 +93,7 @@ class Gateway:
     async def _http(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         visit = Visit(self._house(), scope, receive, send)
         try:
-            response = await visit.answer(is_draining=self._is_draining)
+            response = await visit.answer()
         except Refusal as refusal:
             response = refusal.response
             self._counts.refused[response.status] += 1
@@ -128,12 +127,12 @@ class Gateway:
         To be awaited before the server is told to end: most servers wait for open connections, and
         these would stay open until they are `max_age_s` old.
         """
-        self._is_draining = True
+        self._seats.is_closed = True
         await self._house().crowd.drain(within_s)
 
     async def aclose(self) -> None:
         """Let go of the store. Whoever is still connected is told to leave."""
-        self._is_draining = True
+        self._seats.is_closed = True
         house = self._houses.pop(asyncio.get_running_loop(), None)
         if house is not None:
             house.crowd.close()
@@ -165,7 +164,7 @@ class Gateway:
             found=sum(feed.counts.found for feed in feeds),
             snapshots=sum(feed.counts.snapshots for feed in feeds),
             outage=next((feed.circuit.error for feed in feeds if feed.circuit.is_open), ""),
-            draining=self._is_draining,
+            draining=self._seats.is_closed,
         )
 
 

@@ -67,10 +67,17 @@ class Seats:
         self._limits = limits
         self._bucket = Bucket(limits.accepts_per_s)
         self._taken = 0
+        self.is_closed = False
+        """Is nobody let in any more?"""
         self._by_principal: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
         return self._taken
+
+    def check_open(self) -> None:
+        """Whenever somebody has waited for something: the gateway may be about to end by now."""
+        if self.is_closed:
+            raise later("draining", "Another one takes over. Come back in a while.", BACK_S)
 
     def check_room(self, now_s: float) -> None:
         """Before anybody is asked anything."""

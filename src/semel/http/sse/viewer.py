@@ -161,7 +161,7 @@ class Viewer:
     async def run(self, receive: Receive, retry_ms: int) -> None:
         listening = asyncio.ensure_future(self._listen(receive))
         try:
-            if not await self._greet(retry_ms):
+            if self.closing or not await self._greet(retry_ms):
                 await self._follow()
         except asyncio.CancelledError:
             if not self._is_dropped:

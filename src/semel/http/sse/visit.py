@@ -19,7 +19,7 @@ from semel.http.sse import frames
 from semel.http.sse.asking import Asked, Request, asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.crowd import Crowd
-from semel.http.sse.limits import BACK_S, Seats
+from semel.http.sse.limits import Seats
 from semel.http.sse.problems import forbidden, later, refused, unauthorised
 from semel.http.sse.status import GatewayCounts
 from semel.http.sse.tickets import Tickets
@@ -94,15 +94,14 @@ class Visit:
         self._job_id = ""
         self._stream = ""
 
-    async def answer(self, *, is_draining: bool) -> Response | None:
+    async def answer(self) -> Response | None:
         """None when it was a stream, which is over by now."""
         terms, request = self._house.terms, self.request
         if request.method == "OPTIONS":
             return terms.cors.preflight(request)
         if request.method not in {"GET", "HEAD"}:
             raise refused("method-not-allowed", "Send GET.", headers=(ALLOW,))
-        if is_draining:
-            raise later("draining", "Another one takes over. Come back in a while.", BACK_S)
+        self._house.seats.check_open()
         self._find_job()
         wanted = asked(request)
         try:
@@ -184,11 +183,13 @@ class Visit:
 
     async def _seated(self, principal: object, start: Start) -> Response | None:
         house = self._house
+        house.seats.check_open()
         house.seats.take(principal)
         following: Subscription | None = None
         try:
             following = house.feed.follow(self._stream, start.after, start.lost)
             await following.ready()
+            house.seats.check_open()
             if self._has_had_all(following):
                 return Response(204, (), b"")
             await self._show(following, self._view(principal, start.only_above))
