@@ -1076,6 +1076,8 @@ PLANS = {"postgresql": "EXPLAIN ", "mysql": "EXPLAIN ", "sqlite": "EXPLAIN QUERY
 
 @pytest.mark.parametrize(("shards", "topic"), [(1, ""), (8, "t")])
 async def test_a_page_is_read_by_position_and_nothing_is_sorted(desk, shards, topic, monkeypatch):
+    if desk.name == "postgresql":  # room of rows that were deleted would be filled in any order
+        desk.do("TRUNCATE event_outbox")
     many_rows(desk, 5_000)
     if desk.name != "sqlite":
         desk.do("ANALYZE TABLE event_outbox" if desk.name == "mysql" else "ANALYZE event_outbox")

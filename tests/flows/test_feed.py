@@ -494,6 +494,26 @@ async def test_a_second_failover_before_the_first_was_told_holds_nobody_up(store
 
 
 @simulated()
+async def test_an_end_that_a_failover_took_back_holds_up_nobody_who_comes_after_it(store):
+    await store.fill(range(1, 4))
+    replica = store.copied()
+    async with Feed(store) as feed:
+        first = Following(feed)
+        await store.append("4", ends=True)
+        await first.until(lambda f: f.over)
+        store.fail_over(replica)
+        await store.append("4b")
+        late, lost = Following(feed, after="4.aaaaaaaaaaaa"), Following(feed, after="no cursor")
+        for following in (late, lost):
+            await following.until(lambda f: f.told)
+        await store.append("5b", ends=True)
+        for following in (late, lost):
+            await following.until(lambda f: f.over)
+        assert texts(late) == ["forked", "5b", "end"]
+        assert texts(lost) == ["unreadable", "5b", "end"]
+
+
+@simulated()
 async def test_a_stream_that_vanished_is_told_as_gone_and_what_begins_anew_is_followed(store):
     await store.fill(range(1, 4))
     async with Feed(store) as feed:

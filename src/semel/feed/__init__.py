@@ -134,11 +134,19 @@ class Feed:
         if self.is_closed:
             raise RuntimeError("this feed is closed; make another one")
         start = after or beginning(stream)
+        return Subscription(self, self._reader(stream, start), start, lost)
+
+    def instead_of(self, reader: Reader, start: Position) -> Reader:
+        """Another one for its stream, which has come to an end in a history that is no more."""
+        self._evict(reader)
+        return self._reader(reader.stream, start)
+
+    def _reader(self, stream: str, start: Position) -> Reader:
         reader = self._readers.get(stream)
         if reader is None:
             reader = self._readers[stream] = Reader(self, stream, start)
             self._watch()
-        return Subscription(self, reader, start, lost)
+        return reader
 
     def leave(self, following: Subscription) -> None:
         self._stuck.pop(following, None)
