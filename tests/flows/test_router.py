@@ -144,6 +144,16 @@ async def test_stages_of_ones_own_end_a_job_where_they_say(source, target):
     assert len(await told(target, "job-1")) == 3
 
 
+async def test_a_stage_that_fails_ends_the_job_though_another_ones_failure_was_stale(
+    source, target, publisher
+):
+    await publisher.publish("job-1", "vision", 10, None, attempt=2)
+    assert await publisher.fail("job-1", attempt=1, stage="vision")
+    assert await publisher.fail("job-1", attempt=1, stage="rule")
+    assert refused(await drained(source, target)) == {"stale": 1}
+    assert (await target.log(ASYNC).load(stream_of("scan", "job-1"))).life == "ended"
+
+
 # --- what is passed over ------------------------------------------------------------------------
 
 

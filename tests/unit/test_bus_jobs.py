@@ -132,13 +132,18 @@ def test_a_job_is_in_the_same_shard_for_everybody_and_for_ever():
 
 def test_no_two_events_of_a_shard_have_one_id():
     ids = [
-        id_in_shard(event(job_id=job, stage=stage))
-        for job, stage in [
-            ("a", "b"),
-            ("a:b", "c"),
-            ("a:b:1:10", "c"),
-            ("a", "c"),
-            ("j" * 240, "b"),
+        id_in_shard(event(job_id=job, stage=stage, failed_in=failed_in))
+        for job, stage, failed_in in [
+            ("a", "b", ""),
+            ("a:b", "c", ""),
+            ("a:b:1:10", "c", ""),
+            ("a", "c", ""),
+            ("a", "b", "c"),
+            ("a", "b", "d"),
+            ("a:b", "1", "10"),
+            ("a:b:1:10", "1", "10"),
+            ("j" * 240, "b", ""),
+            ("j" * 240, "b", "c"),
         ]
     ]
     assert len(set(ids)) == len(ids)

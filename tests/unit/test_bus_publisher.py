@@ -100,6 +100,13 @@ async def test_a_worker_that_was_given_up_cannot_fail_the_job_for_its_successor(
     assert await publisher.fail("job-1", None, 2, stage="vision")
 
 
+async def test_two_stages_that_fail_say_two_things(store, publisher):
+    assert await publisher.fail("job-1", stage="vision")
+    assert await publisher.fail("job-1", stage="vision") is False
+    with pytest.raises(JobEndedError):
+        await publisher.fail("job-1", stage="rule")
+
+
 async def test_a_jobs_time_begins_when_it_has_ended(store, publisher, clock):
     await publisher.publish("job-1", "vision", 10, None)
     clock.advance(3 * 3600)  # its markers would be gone, if they counted from here

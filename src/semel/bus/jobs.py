@@ -1,8 +1,9 @@
 """A job's events as entries of a log, and its state as people ask for it. Pure.
 
-A job is one stream. An event's id is its stage, attempt and number, so that it is there once
-however often it is sent. The state has a field for each stage, in which the last attempt's last
-event stays; a late one is in the log all the same, and moves nothing back.
+A job is one stream. An event's id is its stage, attempt and number, and where a stage has failed
+that stage, so that it is there once however often it is sent. The state has a field for each stage,
+in which the last attempt's last event stays; a late one is in the log all the same, and moves
+nothing back.
 
 Where workers have a store of their own, events lie there in `{domain}:events:{shard}` until a
 router takes them to their job's stream, `{domain}:job:{job_id}`. Neither a domain nor a stage has
@@ -59,7 +60,9 @@ class Event:
     @property
     def id(self) -> str:
         """What tells two events of one job apart."""
-        return f"{self.stage}:{self.attempt}:{self.seq}"
+        # What no number is made of: then no other event of a shard can have this id.
+        failed_in = f"@{self.failed_in}" if self.failed_in else ""
+        return f"{self.stage}:{self.attempt}:{self.seq}{failed_in}"
 
     @property
     def rank(self) -> int:
@@ -218,8 +221,6 @@ def check_names(event: Event) -> None:
     """`SettingsError` for what no job's log could keep."""
     name_of(stream_of(event.domain, event.job_id), "job")
     name_of(event.id, "event")
-    if event.failed_in:
-        name_of(event.failed_in, "stage")
 
 
 def id_in_shard(event: Event) -> str:
