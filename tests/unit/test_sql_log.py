@@ -24,9 +24,19 @@ from semel.entries import (
 )
 from semel.errors import SettingsError, StoreUnavailableError
 from semel.stores.bells import Tower
-from semel.stores.sql import NoTableError, SQLStore, init, log_sweeping, log_writing, upgrade
+from semel.stores.sql import (
+    NoTableError,
+    SQLStore,
+    inbox_words,
+    init,
+    log_sweeping,
+    log_words,
+    log_writing,
+    upgrade,
+)
 from semel.stores.sql import log as sql_log
 from semel.stores.sql.bell import PollBell
+from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.log_tables import LOG_TABLES
 from semel.testing.bells import Ear
@@ -378,6 +388,28 @@ async def test_an_append_leaves_the_time_of_the_sweep_alone_and_the_sweep_moves_
     assert await log.sweep() == 0
     assert [row[1:] for row in ask(due)] == [(False, True)]
     assert len((await log.read("s")).entries) == 2
+
+
+MANY_LIVE = """
+INSERT INTO semel_stream (id, name, head, head_tag, floor, floor_tag, ended, due_at)
+SELECT sha256(n::text::bytea), n, 1, '', 0, '', false, now() + interval '1 day'
+FROM generate_series(1, 2000) AS n
+"""
+
+
+@pytest.mark.parametrize(
+    "due", [log_words.DUE, log_sweeping.DUE, inbox_words.DUE], ids=["append", "sweep", "parked"]
+)
+def test_what_is_due_is_looked_up_however_much_is_not(postgres_tables_url, due):
+    """A new stream would pay for every one that lives, and a look for all that is parked."""
+    engine = open_engine(parse(postgres_tables_url))
+    said = dialect_named("postgresql").say(due).replace("= ?", "= 'c'").replace("?", "5")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(MANY_LIVE)
+        connection.exec_driver_sql("ANALYZE semel_stream")
+        plan = [str(tuple(line)) for line in connection.exec_driver_sql(f"EXPLAIN {said}")]
+    engine.dispose()
+    assert any("Index Cond" in line and "due_at <=" in line for line in plan), plan
 
 
 async def test_a_long_stream_is_swept_in_pieces(store, ask, monkeypatch):

@@ -210,9 +210,11 @@ async def roll_back(link: Link) -> None:
         await link.fetch("ROLLBACK")
 
 
-# How many streams wait for a sweep, up to a number: one look into an index.
+# How many streams wait for a sweep, up to a number: one look into an index. To the planner it seems
+# that a third of all are due, so that it would begin to read them all, were it not for the order.
 DUE = (
-    "SELECT count(*) FROM (SELECT 1 AS one FROM semel_stream WHERE due_at <= {now} LIMIT ?) AS due"
+    "SELECT count(*) FROM (SELECT 1 AS one FROM semel_stream "
+    "WHERE due_at <= (SELECT {now}) ORDER BY due_at LIMIT ?) AS due"
 )
 
 
