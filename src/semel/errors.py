@@ -10,6 +10,7 @@
     ├── ReplayedError                it failed before, with an error that cannot be rebuilt
     ├── StoreUnavailableError        the store did not answer
     │   └── CorruptRecordError       the store answered with something we never wrote
+    │       └── DamagedStoreError    and it is not that one record alone
     ├── BrokerUnavailableError       the broker did not answer, or did not confirm
     ├── BackPressureError            it cannot be taken now: send it again later
     ├── StaleAttemptError            a later attempt at the stage has begun: stop
@@ -118,6 +119,10 @@ class CorruptRecordError(StoreUnavailableError):
     """The stored record cannot be read. It is left as it is, and nothing is run."""
 
     again = False
+
+
+class DamagedStoreError(CorruptRecordError):
+    """It is the store that cannot be read, or part of it, and not one record alone."""
 
 
 class BrokerUnavailableError(SemelError):

@@ -344,6 +344,22 @@ async def test_a_stream_that_cannot_be_read_is_no_outage(store, caplog):
 
 
 @simulated()
+async def test_a_store_that_is_damaged_is_an_outage(store):
+    await store.fill(range(1, 3))
+    async with Feed(store) as feed:
+        following = Following(feed)
+        await following.until(lambda f: len(f.told) == 2)
+        store.is_damaged = True
+        await store.append("3")
+        await asyncio.sleep(10)
+        assert feed.circuit.is_open
+        store.is_damaged = False
+        await following.until(lambda f: texts(f) == numbers(1, 3))
+        assert not feed.circuit.is_open
+        await following.stop()
+
+
+@simulated()
 async def test_closing_the_feed_ends_every_loop(store):
     feed = Feed(store)
     following = [Following(feed), Following(feed, "scan:job:8")]

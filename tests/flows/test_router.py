@@ -18,7 +18,7 @@ from semel.bus.jobs import KEEP_JOB, event, shard_of, shard_stream_of, state_of,
 from semel.colour import ASYNC
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.messages import Batch, Message, Tail
-from semel.stores import MemoryStore
+from semel.stores import MemoryStore, SQLiteStore
 from support.routing import running, told, until, waiting
 
 SHARDS = 4
@@ -203,6 +203,46 @@ async def test_a_job_whose_log_cannot_be_read_holds_up_no_other(
     monkeypatch.setattr(log, "perform", corrupt)
     assert refused(await drained(source, target)) == {"corrupt": 1}
     assert await _has(target, "job-2", 1)
+
+
+async def test_a_damaged_target_is_an_outage_and_nothing_is_passed_over(
+    source, publisher, tmp_path
+):
+    path = tmp_path / "gateways.db"
+    target = SQLiteStore(path)
+    routes = router(source, target, store=MemoryStore())
+    async with running(routes):
+        await publisher.publish("job-1", "vision", 10, None)
+        await until(lambda: _none_wait(source), "the first")
+        target.close()
+        whole = path.read_bytes()
+        path.write_bytes(bytes(4096) + whole[4096:])
+        await publisher.publish("job-1", "vision", 11, None)
+        await until(lambda: "damaged" in routes.status().outage, "it to be told")
+        assert (await waiting(source, SHARDS), refused(routes.status())) == (1, {})
+        path.write_bytes(whole)
+        await until(lambda: _none_wait(source), "the second")
+    assert await _has(target, "job-1", 2)
+    target.close()
+
+
+async def test_what_is_too_large_for_the_target_holds_up_nobody(
+    source, target, publisher, monkeypatch, caplog
+):
+    for seq in (10, 11):
+        await publisher.publish("job-1", "vision", seq, None)
+    log = target.log(ASYNC)
+    perform = log.perform
+
+    async def narrow(op):
+        if op.id == "vision:1:10":
+            raise StoreUnavailableError("it does not fit into max_allowed_packet", again=False)
+        return await perform(op)
+
+    monkeypatch.setattr(log, "perform", narrow)
+    assert refused(await drained(source, target)) == {"too_large": 1}
+    assert [seq for _, seq, _ in await told(target, "job-1")] == [11]
+    assert "passed over (too_large): event 10 of stage 'vision'" in caplog.text
 
 
 async def test_a_target_without_its_tables_ends_the_router_and_nothing_is_passed_over(

@@ -10,7 +10,7 @@ from collections import Counter
 
 from semel.colour import ASYNC
 from semel.entries import Keep
-from semel.errors import CorruptRecordError, StoreUnavailableError
+from semel.errors import CorruptRecordError, DamagedStoreError, StoreUnavailableError
 from semel.stores import MemoryStore
 from semel.testing.simulator import SimClock, SimLoop
 
@@ -26,6 +26,7 @@ class ShakyStore:
         self.is_down = False
         self.is_deaf = False
         self.corrupt = ""  # this stream
+        self.is_damaged = False  # where the entries are
         self.delay_s = 0.0
         self.listen_s = 0.0
 
@@ -79,6 +80,8 @@ class _ShakyLog:
             await asyncio.sleep(self._store.delay_s)
             if self._store.is_down:
                 raise StoreUnavailableError("the store is down")
+            if self._store.is_damaged and verb == "read":
+                raise DamagedStoreError("the store is damaged")
             if self._store.corrupt and words[0] == self._store.corrupt:
                 raise CorruptRecordError(f"the stream {words[0]!r} cannot be read")
             return await getattr(self._inner, verb)(*words)

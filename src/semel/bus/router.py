@@ -54,9 +54,10 @@ GROUP = "router"
 # How often the source is asked whether it has more shards than we read.
 CHECK_EVERY_S = 10.0
 
-Why = Literal["unreadable", "conflict", "stale", "ended", "corrupt"]
+Why = Literal["unreadable", "conflict", "stale", "ended", "corrupt", "too_large"]
 """Why an event was passed over: it is none; it came before with other data; a later attempt at its
-stage has begun; its job has ended; its job's log cannot be read."""
+stage has begun; its job has ended; its job's log cannot be read; the target cannot keep one as
+large."""
 
 
 @value

@@ -7,7 +7,8 @@ refused by the job's log, which knows the next one's fence.
 
 The easy mistake is to let one event stop a shard. What can never be appended is told of, counted
 and passed over. The other one is to pass over what is not the event's fault: where the target has
-no tables any more, the router ends, and everything is left where it is.
+no tables any more, the router ends; where its file is damaged, it waits as for any outage; and
+everything is left where it is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from semel.entries import Answer, Appended, Ended, Fenced, Full, Repeated, Versi
 from semel.errors import (
     BrokerUnavailableError,
     CorruptRecordError,
+    DamagedStoreError,
     SettingsError,
     StoreUnavailableError,
 )
@@ -156,8 +158,14 @@ class Shard:
                     keep=router.keep,
                     fences=self._fences,
                 )
+            except DamagedStoreError:
+                raise
             except CorruptRecordError as error:
                 router.refuse("corrupt", f"{jobs.named(event)}: {error}")
+            except StoreUnavailableError as error:
+                if error.again:
+                    raise
+                router.refuse("too_large", f"{jobs.named(event)}: {error}")
             else:
                 self._settle(event, answer)
             lane.popleft()

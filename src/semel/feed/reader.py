@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.colour import keep
 from semel.entries import Life, Page, Position, Snapshot
-from semel.errors import CorruptRecordError, StoreUnavailableError
+from semel.errors import CorruptRecordError, DamagedStoreError, StoreUnavailableError
 from semel.feed.values import Reset, reason_of
 from semel.feed.window import KEEP_ENTRIES, Window
 
@@ -120,7 +120,7 @@ class Reader:
 
     def _failed(self, error: Exception) -> None:
         circuit = self._feed.circuit
-        if isinstance(error, CorruptRecordError):
+        if isinstance(error, CorruptRecordError) and not isinstance(error, DamagedStoreError):
             # This stream's trouble alone: the log answers, and so do all the others.
             circuit.passed(self.stream)
             if not isinstance(self._error, CorruptRecordError):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from semel.errors import DamagedStoreError, SettingsError, StoreUnavailableError
 
 T = TypeVar("T")
 Values: TypeAlias = tuple[Any, ...]
@@ -154,7 +154,7 @@ class Connections:
     def _reported(self, error: Exception) -> StoreUnavailableError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in DAMAGED or isinstance(error, UnicodeError):
-            return CorruptRecordError(
+            return DamagedStoreError(
                 f"{self.path} is damaged: {error}. Nothing was run. Restore it from a backup, or "
                 f"save what is left with `sqlite3 {self.path} .recover`"
             )
