@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
 from semel.colour import after_fork
+
+log = logging.getLogger("semel")
 
 Wake = Callable[[], None]
 
@@ -39,8 +42,12 @@ class Listeners:
         return False
 
     def ring(self, stream: str) -> None:
+        """Cannot fail: those who append or listen, too, have no part in a listener's fault."""
         for wake in tuple(self._wakes.get(stream, ())):
-            wake()
+            try:
+                wake()
+            except Exception:
+                log.exception("semel: a listener of %r failed when it was woken", stream)
 
     def ring_all(self) -> None:
         """For a bell that was deaf: anything may have happened."""

@@ -154,6 +154,23 @@ class BellContract(InBothColours):
             for ear in (second, third):
                 await ear.hears()
 
+    async def test_a_listener_that_fails_harms_nobody(
+        self, store: Any, log: Any, bell: Bell, colour: Colour
+    ) -> None:
+        def fail() -> None:
+            raise ZeroDivisionError("a fault of this listener alone")
+
+        ear, other_ear = Ear(), Ear()
+        await bell.listen(STREAM, fail)
+        await bell.listen(STREAM, ear.wake)
+        await bell.listen("other", other_ear.wake)
+        async with self.other_log(store, colour) as other:
+            for n, each in enumerate((log, other, other)):
+                await put(each, f"e{n}")
+                await ear.hears()
+            await other.append("other", b"x", id="a")
+            await other_ear.hears()
+
     async def test_every_stream_has_its_own(self, log: Any, bell: Bell) -> None:
         ears = {f"s{n}": Ear() for n in range(4)}
         for stream, ear in ears.items():
