@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 
 import hiredis
+import pytest
 import redis.asyncio
 
+from semel.errors import SettingsError
 from semel.stores.redis.bell import RedisBell
 from semel.stores.redis.log_words import place_of
 from semel.testing.bells import Ear
@@ -85,6 +87,75 @@ async def test_a_cluster_before_7_is_listened_to_without_shards():
         await ear.hears()
         await bell.listen("t", ear.wake)
         assert node.heard.count(b"SSUBSCRIBE") == 1
+
+
+async def test_a_server_that_was_upgraded_to_7_is_listened_to_with_shards():
+    ear = Ear()
+    async with Node({b"SUBSCRIBE"}) as node, bell_at(node) as bell:
+        await bell.listen("s", ear.wake)
+        node.known |= {b"SSUBSCRIBE"}
+        node.heard.clear()
+        node.writer.close()
+        await ear.hears()
+        await bell.listen("t", ear.wake)
+        assert set(node.heard) == {b"SSUBSCRIBE"}
+        node.writer.write(published(b"smessage"))
+        await ear.hears()
+
+
+async def test_a_crowd_at_a_cluster_before_7_is_heard_also_where_some_have_left():
+    ears = [Ear() for _ in range(4)]
+    before_7 = {b"SUBSCRIBE", b"UNSUBSCRIBE"}
+    async with Node(before_7) as node, bell_at(node) as bell:
+        listening = [
+            asyncio.ensure_future(bell.listen(f"s{n}", ear.wake)) for n, ear in enumerate(ears)
+        ]
+        while not any(channel.ear for channel in bell._channels.values()):
+            await asyncio.sleep(0)
+        await bell.leave("s0", ears[0].wake)
+        await bell.leave("s1", ears[1].wake)
+        listening.append(asyncio.ensure_future(bell.listen("s1", ears[1].wake)))
+        await asyncio.gather(*listening)
+        for n, ear in enumerate(ears[1:], 1):
+            node.writer.write(published(b"message", f"s{n}"))
+            await ear.hears()
+        assert [ear.rings for ear in ears] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("turns", range(14))
+async def test_whoever_comes_while_others_are_seen_to_is_seen_to_as_well(turns):
+    ear = Ear()
+    async with Node({b"SSUBSCRIBE"}) as node, bell_at(node) as bell:
+        await bell.listen("warm", ear.wake)
+        first = asyncio.ensure_future(bell.listen("s", ear.wake))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(bell.listen("t", ear.wake), 2)
+        assert [channel.is_heard for channel in bell._channels.values()] == [True] * 3
+        await first
+
+
+async def test_who_did_not_wait_until_it_was_heard_is_rung_for_when_it_is():
+    ears = Ear(), Ear()
+    async with Node({b"SSUBSCRIBE"}) as node, bell_at(node, timeout_s=0.1) as bell:
+        node.answer, answer = (
+            lambda verb, *_: b"" if verb == b"SSUBSCRIBE" else b"+OK\r\n",
+            node.answer,
+        )
+        for ear in ears:
+            await bell.listen("s", ear.wake)
+        assert [ear.rings for ear in ears] == [0, 0]
+        node.answer = answer
+        node.writer.close()
+        for ear in ears:
+            await ear.hears()
+
+
+async def test_what_is_no_name_of_a_stream_leaves_nobody_behind():
+    async with Node({b"SSUBSCRIBE"}) as node, bell_at(node) as bell:
+        with pytest.raises(SettingsError, match="1 to 255 bytes"):
+            await bell.listen("x" * 256, Ear().wake)
+        assert len(bell.listeners) == 0
 
 
 async def test_a_channel_that_the_server_gives_up_is_looked_for_and_rings():

@@ -45,7 +45,6 @@ class RedisBell:
         self._line = line
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._is_sharded = line.is_cluster
         self._channels: dict[bytes, Channel] = {}
         self._ears: dict[str, Ear] = {}
         """By server; of a single one, the name is empty."""
@@ -59,8 +58,8 @@ class RedisBell:
         self._has_warned = False
 
     async def listen(self, stream: str, wake: Wake) -> None:
-        self.listeners.add(stream, wake)
         name = place_of(self._namespace, stream).channel
+        self.listeners.add(stream, wake)
         channel = self._channels.get(name)
         if channel is None:
             channel = self._channels[name] = Channel(name, stream)
@@ -71,6 +70,7 @@ class RedisBell:
             except asyncio.CancelledError:
                 await self.leave(stream, wake)
                 raise
+            channel.answer()  # waited for in vain: it is to ring when it is heard
 
     async def leave(self, stream: str, wake: Wake) -> None:
         if self.listeners.remove(stream, wake):
@@ -107,12 +107,6 @@ class RedisBell:
     def refused(self, channel: Channel, error: Exception) -> None:
         if has_moved(error):
             channel.is_astray = True
-            self._miss([channel])
-        elif self._is_sharded and "unknown command" in str(error):
-            # Before 7.0: what is published anywhere in a cluster is heard everywhere.
-            self._is_sharded = False
-            for ear in list(self._ears.values()):
-                ear.abandon(error)
             self._miss([channel])
         else:
             self._warn(error)
@@ -157,14 +151,9 @@ class RedisBell:
     def _tend(self) -> None:
         """See to it that every channel is asked for somewhere."""
         self._wanted.set()
-        if self._task is None and not self._is_closed:
+        if (self._task is None or self._task.done()) and not self._is_closed:
             self._task = self._loop.create_task(self._tending())
-            self._task.add_done_callback(self._tended)
-
-    def _tended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("semel: the bell is deaf, and readers are late", exc_info=error)
+            self._task.add_done_callback(_tended)
 
     async def _tending(self) -> None:
         while True:
@@ -242,7 +231,7 @@ class RedisBell:
             raise
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._tick)
-        return Ear(self, connection, is_sharded=self._is_sharded)
+        return Ear(self, connection, is_sharded=self._line.is_cluster)
 
     def _tick(self) -> None:
         self._timer = None
@@ -250,3 +239,8 @@ class RedisBell:
             ear.tick()
         if self._ears:
             self._timer = self._loop.call_later(self._timeout_s, self._tick)
+
+
+def _tended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("semel: the bell is deaf, and readers are late", exc_info=error)

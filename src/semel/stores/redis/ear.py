@@ -142,7 +142,11 @@ class Ear(asyncio.Protocol):
         if isinstance(said, Exception):
             if not self._asked:
                 raise hiredis.ProtocolError(f"an error that nobody asked for: {said}")
-            self._refuse(self._asked.popleft()[1], said)
+            verb, channel = self._asked.popleft()
+            if verb == b"ssubscribe" and "unknown command" in str(said):
+                self._do_without_shards(channel)
+            else:
+                self._refuse(channel, said)
         elif isinstance(said, list) and said[0] in RINGS:
             self._owner.rung(said[1])
         elif isinstance(said, list) and said[0] in REPLIES:
@@ -159,6 +163,13 @@ class Ear(asyncio.Protocol):
                 self._refuse(self.channels[name], redis.ResponseError("MOVED to somewhere else"))
         else:
             raise hiredis.ProtocolError(f"a reply that nobody asked for: {verb!r} {name!r}")
+
+    def _do_without_shards(self, channel: Channel) -> None:
+        # Before 7.0: what is published anywhere in a cluster is heard everywhere. Not after an
+        # upgrade: but no connection survives that, and the next one asks for shards again.
+        self._before = b""
+        if self.channels.get(channel.name) is channel:
+            self.ask(channel)
 
     def _refuse(self, channel: Channel, error: Exception) -> None:
         if self.channels.get(channel.name) is channel:
