@@ -292,6 +292,16 @@ async def test_a_former_owner_is_refused_by_the_jobs_log(source, target, publish
     assert routes.status().routed == 0
 
 
+async def test_routers_of_two_domains_are_strangers_though_they_have_one_name(source, target):
+    for domain in ("scan", "pay"):
+        publisher = Publisher(source, domain=domain, shards=SHARDS)
+        for n in range(20):
+            await publisher.publish(f"job-{n}", "vision", 10, None)
+    both = [router(source, target, domain=domain, name="main") for domain in ("scan", "pay")]
+    async with running(*both):
+        await until(lambda: [one.status().routed for one in both] == [20, 20], "all of both")
+
+
 # --- outages ------------------------------------------------------------------------------------
 
 
@@ -489,13 +499,37 @@ async def test_a_brokers_messages_that_were_begun_and_not_finished_come_first(ta
     broker = MemoryBroker(shards=1)
     messages = [message(n, entry("job-1", seq=9 + n).decode()) for n in (1, 2)]
     await broker.publish(Batch("scan", 0, 1, Tail(), messages[:1]))
-    await broker.join("scan", "router")
-    died = await broker.consumer("scan", "router", 0, name="died", fence=1)
+    await broker.join("scan", "router:scan")
+    died = await broker.consumer("scan", "router:scan", 0, name="died", fence=1)
     assert len(await died.read(1)) == 1
     await broker.publish(Batch("scan", 0, 1, Tail(1, "id-1"), messages[1:]))
     async with running(Router(broker, target, lease_s=0.5)):
         await until(lambda: _has(target, "job-1", 2), "both")
     assert [seq for _, seq, _ in await told(target, "job-1")] == [10, 11]
+
+
+def _handled(one):
+    return one.status().routed + sum(one.status().refused.values())
+
+
+@pytest.mark.parametrize("name", [None, "main"])
+async def test_routers_of_two_domains_on_one_topic_take_nothing_from_each_other(target, name):
+    broker = MemoryBroker(shards=1)
+    both = [
+        Router(broker, target, domain=domain, topic="events", name=name, lease_s=0.5)
+        for domain in ("scan", "pay")
+    ]
+    entries = [entry("job-1", seq=10 + n, domain=d) for n in range(5) for d in ("scan", "pay")]
+    messages = [message(n, one.decode()) for n, one in enumerate(entries, 1)]
+    async with running(*both):
+        await until(lambda: all(one.status().owned for one in both), "both to read")
+        for n, each in enumerate(messages):
+            tail = Tail(n, f"id-{n}") if n else Tail()
+            await broker.publish(Batch("events", 0, 1, tail, [each]))
+            await until(lambda n=n: sum(map(_handled, both)) > n, "somebody to have it")
+        await until(lambda: [one.status().routed for one in both] == [5, 5], "all of both", 5.0)
+    for domain in ("scan", "pay"):
+        assert [seq for _, seq, _ in await told(target, "job-1", domain)] == [10, 11, 12, 13, 14]
 
 
 def test_a_broker_has_its_own_shards(target):

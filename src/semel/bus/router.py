@@ -48,9 +48,6 @@ BATCH = 500
 
 SHARDS = 8
 
-# The broker's name for all routers of a topic.
-GROUP = "router"
-
 # How often the source is asked whether it has more shards than we read.
 CHECK_EVERY_S = 10.0
 
@@ -116,6 +113,10 @@ class Router:
         self.domain = jobs.checked_domain(domain)
         self.name = domain if name is None else name
         self.shown = f"router {self.name}"
+        named = "" if self.name == domain else f":{self.name}"
+        self._party = f"router:{domain}{named}"
+        """Who shares its shards with us, and a broker's name for all of us. No domain has a colon,
+        so that no other domain's routers are among them, however they are named."""
         self._opened: list[Any] = []
         """What was given by its URL, and is closed with the run."""
         opened = as_log_store(target)
@@ -131,9 +132,7 @@ class Router:
         self.source_circuit = Circuit(f"{self.source.shown}, of {self.shown},")
         self.target_circuit = Circuit(f"the target of {self.shown}")
         name_of(self.fence_of(self.source.shards), "name")
-        self._shards = Shards(
-            self.store, f"router:{self.name}", self.source.shards, lease_s=lease_s
-        )
+        self._shards = Shards(self.store, self._party, self.source.shards, lease_s=lease_s)
         self._stopping = asyncio.Event()
         self._fault: Exception | None = None
         self.counts = {"routed": 0, "repeated": 0}
@@ -158,11 +157,11 @@ class Router:
                 "broker has its own"
             )
         name = f"{platform.node()[:40]}:{os.getpid()}"
-        return BrokerSource(broker, topic or self.domain, GROUP, name)
+        return BrokerSource(broker, topic or self.domain, self._party, name)
 
     def fence_of(self, shard: int) -> str:
         """What a job's log calls the owner of the shard; no stage's name has a colon."""
-        return f"router:{self.name}:{shard}"
+        return f"{self._party}:{shard}"
 
     # --- running ----------------------------------------------------------------------------
 
