@@ -21,7 +21,7 @@ pytestmark = pytest.mark.contract
 OLDER = {
     "postgresql": "{c} = {c} - {s} * interval '1 second'",
     "mysql": "{c} = {c} - INTERVAL {s} SECOND",
-    "sqlite": "{c} = strftime('%Y-%m-%d %H:%M:%f', {c}, '-{s} seconds') || '000'",
+    "sqlite": "{c} = strftime('%Y-%m-%d %H:%M:%f', {c}, (- {s}) || ' seconds') || '000'",
 }
 AGING = {"semel_stream": ("gone_at", "until_at", "due_at"), "semel_mark": ("until_at",)}
 

@@ -422,6 +422,41 @@ async def test_a_long_stream_is_swept_in_pieces(store, ask, monkeypatch):
     assert ask(COUNTS) == [(0, 0, 0, 0, 0)]
 
 
+async def test_a_stream_that_is_swept_in_part_is_no_hole_when_the_clock_goes_back(
+    store, ask, url, monkeypatch
+):
+    monkeypatch.setattr(log_sweeping, "SWEEP_ENTRIES", 2)
+    log, ends = store.log(ASYNC), Keep(ended_s=0.0, ids_s=1000.0)
+    for stream, last in (
+        ("over", {"keep": Keep(idle_s=0.0)}),
+        ("gone", {"keep": ends, "ends": True}),
+    ):
+        for n in range(20):
+            await log.append(stream, b"x", id=str(n))
+        head = (await log.append(stream, b"x", id="z", **last)).position
+    assert await log.run(lambda link: log_sweeping.sweep(link, 2)) == (0, True)
+    await log.append("later", b"x", id="a", keep=Keep(idle_s=3600.0))
+    later = "(SELECT until_at FROM (SELECT * FROM semel_stream WHERE name = 'later') AS l)"
+    for column in ("gone_at", "until_at"):
+        ask(f"UPDATE semel_stream SET {column} = {later} WHERE {column} > '2000-01-01 00:00:00'")
+    assert (await log.read("over")).life == "unknown"
+    page = await log.read("gone", head)
+    assert (page.life, page.lost, (await log.read("gone")).lost) == ("gone", False, True)
+
+
+async def test_entries_that_are_missing_are_never_a_silent_hole(store, ask):
+    log = store.log(ASYNC)
+    positions = [(await log.append("s", b"x", id=str(n))).position for n in range(5)]
+    ask("DELETE FROM semel_log WHERE position = 3")
+    for after, limit, left in ((None, 2, 2), (positions[2], 9, None), (positions[3], 9, 1)):
+        page = await log.read("s", after, limit)
+        assert (page.lost, len(page.entries)) == (left is None, left or 0)
+    assert (await log.read("s")).lost
+    ask("DELETE FROM semel_log WHERE position > 2")
+    page = await log.read("s", positions[1])
+    assert (page.lost, list(page.entries), page.head) == (True, [], positions[4])
+
+
 # --- hints --------------------------------------------------------------------------------------
 
 

@@ -169,6 +169,24 @@ def test_a_large_stream_is_swept_in_several_transactions(path, log, clock, monke
     assert counts(path) == [0, 0, 0, 0, 0]
 
 
+def test_a_stream_that_is_swept_in_part_is_no_hole_when_the_clock_goes_back(path, log, clock):
+    keep = Keep(ended_s=10, ids_s=100)
+    fill(log, "over", 60, keep=Keep(idle_s=10))
+    clock.advance(11)
+    put(log, "a", "new")
+    assert counts(path)[1] == 11
+    fill(log, "ends", 60, keep=keep)
+    first = put(log, "z", "ends", ends=True, keep=keep)
+    assert run(log.sweep()) == 1
+    clock.advance(11)
+    put(log, "b", "newer")
+    clock.advance(-21)
+    assert counts(path)[1] == 13
+    assert run(log.read("over")).life == "unknown"
+    assert (run(log.read("ends")).lost, run(log.read("ends", first)).lost) == (True, False)
+    assert put(log, "a", "over").offset == 1
+
+
 def test_many_streams_are_swept_in_several_transactions(path, log, clock, monkeypatch):
     monkeypatch.setattr(streams, "SWEEP_STREAMS", 2)
     for n in range(5):

@@ -82,7 +82,8 @@ class _Stream:
         return self.entries[offset - self.row.floor.offset - 1].position.tag
 
     def let_go(self) -> None:
-        """Entries and state have had their time."""
+        """Entries and state have had their time, even if the clock goes back."""
+        self.row = replace(self.row, gone_us=0)
         self.entries.clear()
         self.state, self.fields = None, {}
 

@@ -100,7 +100,7 @@ class AppendingContract(InBothColours):
     """Ids, fences, versions, the state and the reply."""
 
     async def age(self, store: Any, seconds: float) -> None:
-        """Make every stream of the store this much older."""
+        """Make every stream of the store this much older; younger, if it is negative."""
         raise NotImplementedError
 
     @pytest.fixture

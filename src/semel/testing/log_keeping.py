@@ -328,6 +328,26 @@ class KeepingContract(AppendingContract):
         assert isinstance(await log.append("gone", b"x", id="a"), Repeated)
         assert len((await log.read("open")).entries) == 1
 
+    async def test_what_was_swept_is_no_hole_when_the_clock_goes_back(
+        self, store: Any, log: Any
+    ) -> None:
+        keep = Keep(ended_s=SHORT_S, ids_s=LONG_S)
+        first = await put(log, "a", b"1", state=Replace(b"s"), keep=keep)
+        head = await put(log, "z", b"2", ends=True, keep=keep)
+        await self.age(store, SHORT_S + LITTLE_S)
+        assert (await log.load(STREAM)).life == "gone"
+        await log.sweep()
+        await self.age(store, -2 * LITTLE_S)
+        for after, left in ((None, 2), (first, 1), (head, 0)):
+            page = await log.read(STREAM, after)
+            assert page.head == head
+            assert page.lost == (after != head) or len(page.entries) == left, page
+        assert (await log.load(STREAM)).position == head
+        assert await log.append(STREAM, b"1", id="a", keep=keep) == Repeated(first)
+        assert await log.append(STREAM, b"3", id="c", keep=keep) == Ended(head)
+        assert await log.trim(STREAM, 1) in (0, 1)
+        assert not (await log.read(STREAM, head)).lost
+
     async def test_new_streams_make_room_for_themselves(self, store: Any, log: Any) -> None:
         """What nobody sweeps does not pile up."""
         for n in range(6):

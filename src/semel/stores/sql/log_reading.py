@@ -52,8 +52,12 @@ def page_of(dialect: Dialect, stream: str, after: Position | None, limit: int, l
     page, behind = rules.opened(stream, row, after, tags.get, now_us)
     if behind is None:
         return page
-    entries = [_entry(dialect, values) for values in found if values[0] > behind]
-    return replace(page, entries=tuple(entries[:limit]))
+    entries = [_entry(dialect, values) for values in found if values[0] > behind][:limit]
+    wanted = min(limit, page.head.offset - behind)
+    if [entry.position.offset - behind for entry in entries] != list(range(1, wanted + 1)):
+        # Somebody else deleted them: there must be no hole that nobody sees.
+        return replace(page, lost=True)
+    return replace(page, entries=tuple(entries))
 
 
 def _opened(dialect: Dialect, lines: Rows) -> tuple[int, Row | None]:

@@ -3,6 +3,9 @@ gone entries and state.
 
 An append writes down when its stream is due, and moves that forwards only: `due_at` may be earlier
 than the end. So who sweeps looks again, and writes down the later time.
+
+What a sweep has taken something of stays as it is now, gone or over, even if the clock goes back:
+hence its time becomes one that has passed by any clock.
 """
 
 # The statements are put together from names in this file and `log_words`, nothing else.
@@ -31,7 +34,12 @@ DUE = (
 )
 NEXT = "SELECT position FROM {} WHERE stream = ? ORDER BY position LIMIT 1 OFFSET ?"
 LATER = "UPDATE semel_stream SET due_at = COALESCE(gone_at, until_at) WHERE id {}"
-EMPTIED = "UPDATE semel_stream SET state = NULL, due_at = until_at WHERE id {}"
+_PAST = "'1970-01-01 00:00:00.000000'"
+OVER = f"UPDATE semel_stream SET until_at = {_PAST} WHERE id {{}}"
+GONE = f"UPDATE semel_stream SET gone_at = {_PAST} WHERE id {{}}"
+EMPTIED = (
+    f"UPDATE semel_stream SET gone_at = {_PAST}, state = NULL, due_at = until_at WHERE id {{}}"
+)
 
 
 async def sweep(link: Link, size: int) -> tuple[int, bool]:
@@ -70,7 +78,12 @@ async def _swept(link: Link, due: Rows) -> tuple[int, bool]:
         said.append(words.deleted(dialect, "semel_stream", "id", deleted))
     if emptied:
         said += [words.deleted(dialect, t, "stream", emptied) for t in ("semel_log", "semel_field")]
-    for statement, ids in ((EMPTIED, emptied), (LATER, later)):
+    for statement, ids in (
+        (OVER, [id for id, _ in over if id not in deleted]),
+        (GONE, [id for id, _ in gone if id not in emptied]),
+        (EMPTIED, emptied),
+        (LATER, later),
+    ):
         if ids:
             are, given = words.among(dialect, ids)
             said.append((statement.format(are), given))

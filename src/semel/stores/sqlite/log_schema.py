@@ -124,6 +124,9 @@ PUT_FIELD: Final = "INSERT OR REPLACE INTO semel_field VALUES (?, ?, ?, ?)"
 FIELDS: Final = "SELECT name, rank, data FROM semel_field WHERE number = ?"
 
 DUE: Final = "SELECT number, until_us FROM semel_stream WHERE due_us <= ? ORDER BY due_us LIMIT ?"
+# What a sweep has taken something of stays gone, or over, even if the clock goes back.
+GONE: Final = "UPDATE semel_stream SET gone_us = 0 WHERE number = ?"
+OVER: Final = "UPDATE semel_stream SET until_us = 0 WHERE number = ?"
 NOT_DUE: Final = "UPDATE semel_stream SET due_us = until_us WHERE number = ?"
 DROP: Final = "DELETE FROM semel_stream WHERE number = ?"
 _EMPTY: Final = (

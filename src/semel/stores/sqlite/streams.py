@@ -202,6 +202,7 @@ class Streams:
         due = connection.execute(sql.DUE, (now_us, streams)).fetchall()
         for done, (number, until_us) in enumerate(due):
             is_over = until_us is not None and until_us <= now_us
+            connection.execute(sql.OVER if is_over else sql.GONE, (number,))
             for delete in sql.EMPTY if is_over else sql.EMPTY_READABLE:
                 rows -= connection.execute(delete, (number, rows)).rowcount
                 if rows <= 0:
