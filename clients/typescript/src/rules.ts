@@ -8,7 +8,8 @@
  * Its promise: what is handed over is each entry once, in order, or a reset where that cannot be.
  * The cursor moves with a whole event, and nothing else. Offsets are numbers that follow one
  * another: one that is not larger was seen; one that leaves a hole is not handed over, and asked
- * for again.
+ * for again. That holds for entries that are hidden from this viewer, too: they have a number, and
+ * no data.
  */
 
 import { type Frame, Frames, TooLargeError } from "./frames.js";
@@ -251,7 +252,7 @@ export class Follower {
         this.#end(frame, position, now);
         return null;
       default:
-        this.#heard(frame, position);
+        this.#heard(frame, position, now);
         return null;
     }
   }
@@ -295,15 +296,18 @@ export class Follower {
   }
 
   /** Nothing for the user. With an id, it stands for an entry that is not for this viewer. */
-  #heard(frame: Frame, position: Position | null): void {
+  #heard(frame: Frame, position: Position | null, now: number): void {
     const head = parsed(mapping(frame.data)["head"]);
     if (head !== null && (frame.event === "hello" || frame.event === "head")) this.#head = head;
     if (position === null) return;
     if (this.position === null) {
       this.position = position;
-    } else if (frame.event !== "hello" && position.offset > this.position.offset) {
-      // A hello says from where it goes on; who has a position waits for what follows it.
+    } else if (frame.event === "hello") {
+      // It says from where it goes on; who has a position waits for what follows it.
+    } else if (position.offset === this.position.offset + 1) {
       this.#move(position);
+    } else if (position.offset > this.position.offset) {
+      this.#again(now, "gap");
     }
   }
 

@@ -7,6 +7,7 @@ colours and the TypeScript client (rules.ts) are the same; `clients/vectors/feed
 Its promise: what is handed over is each entry once, in order, or a `Reset` where that cannot be.
 The cursor moves with a whole event, and nothing else. Offsets are numbers that follow one another:
 one that is not larger was seen; one that leaves a hole is not handed over, and asked for again.
+That holds for entries that are hidden from this viewer, too: they have a number, and no data.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ class Follower:
             case "end":
                 self._end(frame, position, now_s)
             case _:
-                self._heard(frame, position)
+                self._heard(frame, position, now_s)
         return None
 
     def _message(self, frame: Frame, position: Position | None, now_s: float) -> Update | None:
@@ -302,7 +303,7 @@ class Follower:
             return
         self._over = Over()
 
-    def _heard(self, frame: Frame, position: Position | None) -> None:
+    def _heard(self, frame: Frame, position: Position | None, now_s: float) -> None:
         """Nothing for the user. With an id, it stands for an entry that is not for this viewer."""
         head = parsed(_mapping(frame.data).get("head"))
         if frame.event in {"hello", "head"} and head is not None:
@@ -311,9 +312,12 @@ class Follower:
             return
         if self.position is None:
             self.position = position
-        # A hello says from where it goes on; who has a position waits for what follows it.
-        elif frame.event != "hello" and position.offset > self.position.offset:
+        elif frame.event == "hello":
+            pass  # it says from where it goes on; who has a position waits for what follows it
+        elif position.offset == self.position.offset + 1:
             self._move(position)
+        elif position.offset > self.position.offset:
+            self._again(now_s, "gap")
 
     def _move(self, position: Position) -> None:
         self.position = position
