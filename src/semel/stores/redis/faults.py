@@ -77,11 +77,17 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
+# Redis does not say which.
+_OF_A_STREAM = "it, or one of the two beside it, which end in :log and :state, is of another type"
+
+
 def refused(call: Call, error: Exception) -> Exception:
     """Redis answered with an error: the record is unreadable, or the server is."""
     message = _CODES.get(type(error), "") + str(error)
     if "WRONGTYPE" in message:
-        return corrupt(call.key, "it is not a hash")
+        return corrupt(
+            call.key, _OF_A_STREAM if call.key.endswith(b"}:meta") else "it is not a hash"
+        )
     if message.startswith("CORRUPT "):
         return corrupt(call.key, message.removeprefix("CORRUPT "))
     return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{_hint(message)}")

@@ -96,11 +96,7 @@ class RedisLog:
         line = self._line()
         places = [place_of(self._namespace, stream) for stream in streams]
         calls, asked = words.asking_heads(places, is_cluster=line.is_cluster)
-        replies = await line.calls(calls)
-        try:
-            told = words.heads_of(asked, replies)
-        except SENSELESS as error:
-            raise words.corrupt(places[0], replies) from error
+        told = words.heads_of(asked, await line.calls(calls))
         return [told[stream] for stream in streams]
 
     async def sweep(self, limit: int = 1000) -> int:

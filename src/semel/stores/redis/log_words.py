@@ -41,7 +41,7 @@ from semel.entries import (
 from semel.errors import CorruptRecordError
 from semel.stores import log_rules as rules
 from semel.stores.log_rules import MOST_NUMBER, Row, micros, name_of
-from semel.stores.redis.scripts import FOR_EVER_US, Call, Script
+from semel.stores.redis.scripts import FOR_EVER_US, SENSELESS, Call, Script
 
 _LUA = files("semel.stores") / "lua" / "log"
 
@@ -304,9 +304,17 @@ def asking_heads(places: Sequence[Place], *, is_cluster: bool) -> tuple[list[Cal
 def heads_of(places: Sequence[Place], replies: Iterable[Any]) -> dict[str, Position]:
     told = iter([word for reply in replies for word in reply])
     return {
-        place.stream: place.start if offset is None else Position(int(offset), str(tag, "ascii"))
+        place.stream: place.start if offset is None else _head_of(place, offset, tag)
         for place, offset, tag in zip(places, told, told, strict=True)
     }
+
+
+def _head_of(place: Place, offset: Any, tag: Any) -> Position:
+    """As if there were no such stream, where it cannot be read: its own reader is told."""
+    try:
+        return Position(int(offset), str(tag, "ascii"))
+    except SENSELESS:
+        return place.start
 
 
 def corrupt(place: Place, reply: Any) -> CorruptRecordError:

@@ -66,6 +66,8 @@ local field, rank = ARGV[behind + 1], ARGV[behind + 2]
 if rank and not anew then
   local held = call('HGET', state, 'r' .. field)
   if held and tonumber(held) >= tonumber(rank) then field = nil end
+elseif field and not anew then
+  call('HEXISTS', state, 's')  -- refused where something else lies, as its write would be
 end
 
 local position = text(offset)
