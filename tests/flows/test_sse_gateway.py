@@ -437,6 +437,123 @@ async def test_access_is_checked_again_also_while_there_is_no_end_of_events(stor
     await gateway.aclose()
 
 
+@simulated()
+async def test_who_is_always_behind_is_checked_and_gets_old_all_the_same(store):
+    allowed = {"bob"}
+    for n in range(900):
+        await store.append(json.dumps({"seq": n, "text": "x" * 4000}), STREAM, id=str(n))
+
+    def watched(**terms):
+        gateway = Gateway(store, authorise=lambda *_: "bob" if allowed else None, **terms)
+        bob = Connection(gateway)
+        bob.pace_s = 0.9  # for each write: a whole page takes long
+        return gateway, bob
+
+    (strict, refused), (rotating, old) = watched(reauthorise_s=3), watched(max_age_s=4)
+    await asyncio.sleep(2)
+    allowed.clear()
+    for bob in (refused, old):
+        await bob.ended()
+        assert 0 < len(bob.told) < 900
+    assert (strict.status().closed, rotating.status().closed) == ({"refused": 1}, {"old": 1})
+    for gateway in (strict, rotating):
+        await gateway.aclose()
+
+
+@simulated()
+async def test_what_comes_while_somebody_is_refused_is_not_shown_any_more(store):
+    async def authorise(request, job_id):
+        asked.append(job_id)
+        if len(asked) > 1:
+            await publish(store, "rule")
+            await asyncio.sleep(0.1)
+            return None
+        return "bob"
+
+    asked = []
+    gateway = Gateway(store, authorise=authorise, reauthorise_s=5)
+    await publish(store, "vision")
+    bob = await Connection(gateway).until(lambda c: c.told)
+    await bob.ended()
+    assert (bob.told, len(asked)) == (told(10), 2)
+    await gateway.aclose()
+
+
+@simulated()
+async def test_who_never_says_whether_somebody_may_holds_up_nothing(store):
+    """Asked at first, or again; and neither does a store that never answers hold up a drain."""
+
+    async def authorise(request, job_id):
+        asked.append(job_id)
+        if len(asked) != 1:
+            await asyncio.Event().wait()
+        return "bob"
+
+    asked = []
+    await publish(store, "vision")
+    gateway = Gateway(store, authorise=authorise, reauthorise_s=5)
+    first = await Connection(gateway).until(lambda c: c.told)
+    reply = await Connection(gateway).ended()
+    assert (reply.status, reply.problem) == (503, "undecided")
+    await first.ended()
+    assert gateway.status().closed == {"refused": 1}
+
+    asked.clear()
+    again = Gateway(store, authorise=authorise, reauthorise_s=5)
+    second = await Connection(again).until(lambda c: c.told)
+    behind = Connection(again, cursor="garbage")
+    await second.until(lambda c: len(asked) == 3)
+    begun = asyncio.get_running_loop().time()
+    await again.drain(within_s=1)
+    assert asyncio.get_running_loop().time() - begun <= 2.5
+    for gone in (second, behind):
+        await asyncio.wait([gone.task])
+    assert again.status().connections == 0
+    for each in (gateway, again):
+        await each.aclose()
+
+
+@simulated()
+async def test_an_outage_within_project_is_no_hole(store):
+    """It ends the connection, as any other error there: nothing was passed over."""
+    failing = []
+
+    def project(event, principal):
+        if event["seq"] == 300 and not failing:
+            failing.append(event)
+            raise StoreUnavailableError("no users")
+        return event
+
+    await store.fill((f'{{"seq":{n}}}' for n in range(1, 601)), STREAM)
+    gateway = Gateway(store, project=project)
+    viewer = Connection(gateway)
+    await asyncio.wait([viewer.task])
+    with pytest.raises(StoreUnavailableError):
+        viewer.task.result()
+    heir = Connection(gateway, cursor=viewer.cursor)
+    await heir.until(lambda c: c.told and c.told[-1][1] == 600)
+    assert [seq for _, seq in viewer.told + heir.told] == [*range(1, 601)]
+    await heir.hang_up()
+    await gateway.aclose()
+
+
+@simulated()
+async def test_behind_a_reset_the_number_that_it_began_with_hides_nothing(store):
+    gateway = Gateway(store)
+    await publish(store, "vision", "rule")
+    viewer = Connection(gateway, query=b"last_seq=45")
+    await viewer.until(lambda c: c.frames)
+    replica = store.copied()
+    await publish(store, "answer")
+    await viewer.until(lambda c: c.cursor.startswith("3."))
+    store.fail_over(replica)
+    await viewer.until(lambda c: "reset" in c.told)
+    await store.append('{"seq":30}', STREAM)
+    await viewer.until(lambda c: c.told[-1] == (3, 30))
+    await viewer.hang_up()
+    await gateway.aclose()
+
+
 def only_own(event, principal):
     """Numbers go to everybody; secrets to whom they belong; of `hidden` nothing is shown at all."""
     if "hidden" in event["data"]:

@@ -199,14 +199,16 @@ async def test_whoever_takes_it_late_is_waited_for_and_gets_everything_in_order(
         await gateway.aclose()
 
 
-async def test_who_asks_twice_on_one_connection_and_leaves_is_let_go_of():
+@pytest.mark.parametrize("made", [alone, in_fastapi])
+async def test_who_asks_twice_on_one_connection_and_leaves_is_let_go_of(made):
     """uvicorn tells the request that waits behind the first, and not the first."""
     store = MemoryStore()
     await publish(store, "vision")
     gateway = Gateway(store, project=lambda event, _: event)
-    async with serving(abortable(gateway)) as (url, _):
+    app, path = made(gateway)
+    async with serving(abortable(app)) as (url, _):
         reader, writer = await asyncio.open_connection(HOST, int(url.rpartition(":")[2]))
-        words = f"GET /{JOB} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
+        words = f"GET {path}/{JOB} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
         writer.write(2 * words.encode())
         await reader.readuntil(b"event: message")
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -13,10 +14,11 @@ from semel.entries import Entry, Position
 from semel.errors import SettingsError
 from semel.http.asgi import request_of
 from semel.http.protocol import Refusal
-from semel.http.sse import Limits, frames
+from semel.http.sse import Gateway, Limits, Request, frames
 from semel.http.sse.asking import asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.limits import Bucket, Seats
+from semel.stores import MemoryStore
 from support.web import scope_of
 
 HERE = Position(47, "9f3c00d1a2b3")
@@ -148,17 +150,79 @@ def test_a_bucket_fills_at_its_rate_up_to_two_seconds_worth():
     assert sum(bucket.take(60.0) for _ in range(100)) == 20
 
 
-def test_seats_are_counted_by_principal_also_by_one_that_cannot_be_hashed():
-    seats = Seats(Limits(per_principal=1))
-    seats.take({"user": 1})
-    with pytest.raises(Refusal):
-        seats.take({"user": 1})
-    seats.take({"user": 2})
-    seats.leave({"user": 1})
-    seats.take({"user": 1})
-    for _ in range(3):
-        seats.take(None)  # whoever is nobody is not counted
-    assert len(seats) == 5
+def test_a_bucket_that_fills_slowly_gives_one_in_the_end():
+    bucket = Bucket(0.1)
+    assert [bucket.take(now) for now in (0.0, 1.0, 11.0)] == [True, False, True]
+
+
+def test_seats_are_counted_by_principal_also_by_one_that_changes_or_cannot_be_hashed():
+    seats, ada = Seats(Limits(per_principal=1)), {"user": 1}
+    with seats.of(ada):
+        with pytest.raises(Refusal), seats.of({"user": 1}):
+            pass
+        with seats.of({"user": 2}):
+            ada["seen"] = "now"
+    with seats.of({"user": 1}), seats.of({"user": 1, "seen": "now"}):
+        pass
+    with contextlib.ExitStack() as stack:
+        for principal in (None, None, True, True):  # whoever is nobody in particular is not counted
+            stack.enter_context(seats.of(principal))
+
+
+def test_a_seat_is_taken_before_anybody_is_asked():
+    seats = Seats(Limits(connections=1))
+    with seats.taken(0.0):
+        with pytest.raises(Refusal), seats.taken(0.0):
+            pass
+        assert len(seats) == 1
+    assert len(seats) == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        (None, None),
+        ("session=s3cret", "s3cret"),
+        ("theme=dark; session=s3cret", "s3cret"),
+        ("session=s3cret; theme=dark", "s3cret"),
+        ('session="s3cret"', "s3cret"),
+        ("mysession=other", None),
+        ("session", None),
+        ("session=; x=1", ""),
+        ("session=a=b", "a=b"),
+    ],
+)
+def test_a_cookie_is_found_by_its_whole_name(header, found):
+    headers = () if header is None else ((b"cookie", header.encode()),)
+    head = request_of(scope_of("/", headers=headers))
+    request = Request(head.method, head.path, head.query, head.headers, head.raw)
+    assert request.cookie("session") == found
+
+
+async def project_later(event, principal):
+    return event
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"authorise": "app:who"}, "no function"),
+        ({"project": 7}, "no function"),
+        ({"project": project_later}, "plain def"),
+        ({"tickets": True}, "Tickets"),
+        ({"unknown": "404"}, "refuse"),
+        ({"heartbeat_s": 0}, "heartbeat_s"),
+        ({"max_age_s": -1}, "max_age_s"),
+        ({"authorise": print, "reauthorise_s": 0}, "reauthorise_s"),
+        ({"retry_ms": 500}, "retry_ms"),
+        ({"retry_ms": (2500, 500)}, "retry_ms"),
+        ({"cors": "shop.example"}, "no origin"),
+        ({"cors": ["https://shop.example/page"]}, "no origin"),
+    ],
+)
+def test_what_would_fail_at_each_request_is_told_before_the_first(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        Gateway(MemoryStore(), **settings)
 
 
 @pytest.mark.parametrize("name", ["connections", "behind_events", "write_within_s"])

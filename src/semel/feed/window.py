@@ -23,6 +23,10 @@ KEEP_BYTES = 256 * 1024
 # a client before it makes us wait.
 CHUNK_BYTES = 64 * 1024
 
+# Bursts that are kept for others at the same offset: most are at the head. Of each there may be a
+# chunk, which is more than the window itself where many are behind.
+MOST_BURSTS = 8
+
 
 class _Kept:
     __slots__ = ("entry", "frame", "upto")
@@ -115,6 +119,8 @@ class Window:
         """What follows an offset between floor and head: all of it, or a chunk."""
         found = self._bursts.get(offset)
         if found is None:
+            if len(self._bursts) >= MOST_BURSTS:
+                self._bursts.clear()
             found = self._bursts[offset] = self._burst(offset - self.floor.offset)
         return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from semel.http.asgi import ASGIApp, ASGIScope, Receive, Send
 from semel.http.sse.direct import transport_of
-from semel.http.sse.visit import ABORT
+from semel.http.sse.visit import ABORT, IS_GONE
 
 __all__ = ["abortable"]
 
@@ -32,7 +32,8 @@ def abortable(app: ASGIApp) -> ASGIApp:
             transport = transport_of(send)
             if transport is not None:
                 abort = partial(_abort, transport)
-                scope["extensions"] = {**(scope.get("extensions") or {}), ABORT: abort}
+                own = {ABORT: abort, IS_GONE: transport.is_closing}
+                scope["extensions"] = {**(scope.get("extensions") or {}), **own}
         await app(scope, receive, send)
 
     return offering

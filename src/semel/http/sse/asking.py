@@ -32,6 +32,14 @@ class Request(protocol.Request):
 
     ticket: Ticket | None = None
 
+    def cookie(self, name: str) -> str | None:
+        """What a cookie says; of several with this name, the first."""
+        for pair in (self.header("cookie") or "").split(";"):
+            found, is_one, content = pair.strip().partition("=")
+            if is_one and found == name:
+                return content.strip('"')
+        return None
+
 
 @value
 class Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from semel.errors import SettingsError
@@ -23,6 +24,12 @@ class Cors:
         self._all = "*" in named
         self._origins = frozenset(origin.rstrip("/").encode("latin-1") for origin in named)
         self._credentials = credentials
+        for origin in named:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin):
+                raise SettingsError(
+                    f"cors={origin!r} is no origin: write scheme and host, as in "
+                    '"https://shop.example", or "*"'
+                )
         if self._all and credentials:
             raise SettingsError(
                 'cors="*" with credentials would let every page of the web read with its '

@@ -23,6 +23,9 @@ ROUND_S = 1.0
 SPREAD = 0.8
 STEP_S = 0.05
 
+# Those who were cut off need a moment to be gone; whoever does not go by then is not waited for.
+LEFT_S = 1.0
+
 
 class Crowd:
     """Viewers, while they are here, on one event loop."""
@@ -73,9 +76,9 @@ class Crowd:
         while self._viewers and ASYNC.now() < ends_at:
             await ASYNC.sleep(min(STEP_S, max(0.0, ends_at - ASYNC.now())))
         for viewer in tuple(self._viewers):
-            viewer.drop()
-        while self._viewers:
-            await ASYNC.sleep(0)
+            viewer.drop("drained")
+        while self._viewers and ASYNC.now() < ends_at + LEFT_S:
+            await ASYNC.sleep(STEP_S)
 
     def close(self) -> None:
         """Whoever is here is told to leave."""

@@ -10,12 +10,13 @@ Whatever is in between (a middleware that compresses) has a `send` of its own, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from semel.http.asgi import Send
 
-__all__ = ["Line", "line_of", "transport_of"]
+__all__ = ["Line", "is_gone_of", "line_of", "transport_of"]
 
 # What uvicorn keeps of a request when httptools reads it. h11 counts what it sends by itself.
 CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
@@ -68,3 +69,9 @@ def transport_of(send: Send) -> Any:
     """What is behind a server's own `send`, as in uvicorn; None where nobody shows it."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     return transport if hasattr(transport, "is_closing") else None
+
+
+def is_gone_of(send: Send) -> Callable[[], bool] | None:
+    """What tells whether the connection is over, where a server's own `send` shows it."""
+    transport = transport_of(send)
+    return None if transport is None else transport.is_closing

@@ -56,8 +56,10 @@ class Gateway:
         retry_ms: tuple[int, int] = (500, 2500),
         limits: Limits | None = None,
     ) -> None:
-        self.store = as_log_store(store)
-        self._is_ours = isinstance(store, str)
+        if unknown not in {"refuse", "wait"}:
+            raise SettingsError(f'unknown={unknown!r}: "refuse" or "wait"')
+        self._limits = limits or Limits()
+        self._limits.check()
         self._terms = Terms(
             domain=checked_domain(domain),
             base=_checked_base(base),
@@ -71,8 +73,9 @@ class Gateway:
             reauthorise_s=reauthorise_s if authorise is not None else None,
             retry_ms=retry_ms,
         )
-        self._limits = limits or Limits()
-        self._limits.check()
+        self._terms.check()
+        self.store = as_log_store(store)
+        self._is_ours = isinstance(store, str)
         self._seats = Seats(self._limits)
         self._everything = Everything()
         self._counts = GatewayCounts()
@@ -95,6 +98,8 @@ class Gateway:
         try:
             response = await visit.answer()
         except Refusal as refusal:
+            if visit.has_begun:
+                raise
             response = refusal.response
             self._counts.refused[response.status] += 1
         if response is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict
 
 from semel.errors import SettingsError
@@ -45,7 +46,7 @@ class Bucket:
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._most = 2 * per_s
+        self._most = max(1.0, 2 * per_s)
         self._level = self._most
         self._at_s: float | None = None
 
@@ -79,38 +80,47 @@ class Seats:
         if self.is_closed:
             raise later("draining", "Another one takes over. Come back in a while.", BACK_S)
 
-    def check_room(self, now_s: float) -> None:
-        """Before anybody is asked anything."""
+    @contextlib.contextmanager
+    def taken(self, now_s: float) -> Iterator[None]:
+        """One of all, before anybody is asked who this is."""
         if self._taken >= self._limits.connections:
             raise later("overloaded", "All connections of this gateway are taken.", BACK_S)
         if not self._bucket.take(now_s):
             raise later("overloaded", "Too many viewers come at once.", BACK_S)
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
 
-    def take(self, principal: object) -> None:
-        who = _name(principal)
-        if who is not None and self._by_principal[who] >= self._limits.per_principal:
+    @contextlib.contextmanager
+    def of(self, principal: object) -> Iterator[None]:
+        """One of those that somebody may have."""
+        who = _name(principal)  # as it is now: a principal may change while it is here
+        if who is None:
+            yield
+            return
+        if self._by_principal[who] >= self._limits.per_principal:
             raise later(
                 "too-many-connections",
                 f"You have {self._limits.per_principal} connections already; close some.",
                 BACK_S,
             )
-        self._taken += 1
-        if who is not None:
-            self._by_principal[who] += 1
-
-    def leave(self, principal: object) -> None:
-        self._taken -= 1
-        who = _name(principal)
-        if who is not None:
+        self._by_principal[who] += 1
+        try:
+            yield
+        finally:
             self._by_principal[who] -= 1
             if not self._by_principal[who]:
                 del self._by_principal[who]
 
 
 def _name(principal: object) -> Hashable | None:
-    """What tells two of them apart. A user's object may be equal to nothing but itself: whoever has
-    such ones is better off with their ids.
+    """What tells two of them apart; None for nobody in particular. A user's object may be equal to
+    nothing but itself: whoever has such ones is better off with their ids.
     """
+    if principal is True:  # somebody may, and it does not matter who
+        return None
     try:
         hash(principal)
     except TypeError:

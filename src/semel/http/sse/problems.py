@@ -18,6 +18,7 @@ PROBLEMS: Mapping[str, tuple[int, str]] = {
     "too-many-connections": (429, "You watch too many jobs at once"),
     "overloaded": (503, "There are too many viewers right now"),
     "draining": (503, "This gateway is about to end"),
+    "undecided": (503, "Nobody has said yet whether you may see this"),
     "store-unavailable": (503, "The events cannot be read right now"),
 }
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from semel.bus.jobs import state_of
 from semel.bus.watching import seq_in
 from semel.entries import Entry, FieldValue, Snapshot
+from semel.errors import SettingsError
 from semel.feed import Reset
 from semel.feed.values import Burst
 from semel.http.sse import frames
@@ -79,9 +80,17 @@ class Some:
         if self._project is None:
             return data
         left = self._project(json.loads(data), self.principal)
-        return None if left is None else frames.written(left)
+        if left is None:
+            return None
+        if not isinstance(left, dict):
+            raise SettingsError(
+                f"project gave a {type(left).__name__}; it is to give what is left of the event, "
+                "a dict, or None for nothing"
+            )
+        return frames.written(left)
 
     def reset(self, reset: Reset) -> bytes:
+        self._last_seq = None  # whatever it had seen, it begins anew from this
         return _reset(reset, self.state(reset.snapshot))
 
     def state(self, snapshot: Snapshot) -> Mapping[str, Any]:

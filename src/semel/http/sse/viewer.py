@@ -10,9 +10,9 @@ and whether it takes what is written. Who does not is cut off: what it has not g
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -23,7 +23,7 @@ from semel.feed.values import Burst
 from semel.http.asgi import Receive, Send
 from semel.http.protocol import Refusal
 from semel.http.sse import frames
-from semel.http.sse.direct import line_of, transport_of
+from semel.http.sse.direct import line_of
 from semel.http.sse.limits import Limits
 from semel.http.sse.status import GatewayCounts
 from semel.http.sse.view import Everything, Some, View
@@ -31,6 +31,8 @@ from semel.http.sse.view import Everything, Some, View
 __all__ = ["Closing", "Pace", "Viewer"]
 
 log = logging.getLogger("semel")
+
+ASK_JITTER = 0.2
 
 Closing: TypeAlias = Literal["", "gone", "slow", "old", "drained", "refused"]
 """Why it ends: not yet; the client has left; it is too slow; it is as old as it may get; the
@@ -52,7 +54,7 @@ class Viewer:
 
     `may_go_on` gives its principal, and raises `Refusal` when it may not. `abort` drops the
     connection with what is in its buffers; where a server offers no such thing, the task is
-    cancelled, which is all that we can do.
+    cancelled, which is all that we can do. `is_gone` tells whether the connection is over.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Viewer:
         "_counts",
         "_errand",
         "_is_dropped",
+        "_is_gone",
         "_is_writing",
         "_line",
         "_may_go_on",
@@ -70,7 +73,6 @@ class Viewer:
         "_send",
         "_still_since",
         "_task",
-        "_transport",
         "_view",
         "_writes",
         "closing",
@@ -87,6 +89,7 @@ class Viewer:
         old_at: float,
         may_go_on: Callable[[], Awaitable[Any]],
         abort: Callable[[], object] | None,
+        is_gone: Callable[[], bool] | None,
         counts: GatewayCounts,
     ) -> None:
         self.following = following
@@ -98,8 +101,8 @@ class Viewer:
         self._may_go_on = may_go_on
         # Not for a view of one's own: what is made for it is nobody else's, and may fail.
         self._line = line_of(send) if isinstance(view, Everything) else None
-        self._transport = transport_of(send)
         self._abort = abort
+        self._is_gone = is_gone
         self._counts = counts
         self._task = asyncio.current_task()
         self._is_dropped = False
@@ -109,28 +112,36 @@ class Viewer:
         # What the round knows: how many writes there were, and since when there was none.
         self._seen = 0
         self._still_since = now = ASYNC.now()
-        self._asks_at = math.inf if pace.reauthorise_s is None else now + pace.reauthorise_s
+        asks_s = pace.reauthorise_s
+        self._asks_at = math.inf if asks_s is None else now + self._soon(asks_s)
+
+    @staticmethod
+    def _soon(seconds: float) -> float:
+        """A little sooner, so that those who came together are not asked about together."""
+        return seconds * (1 - ASK_JITTER * random.random())  # noqa: S311
 
     # --- from outside ---------------------------------------------------------------------------
 
     def look(self, limits: Limits, now: float) -> None:
         """What is due? Called once a second, for each: what is due is a second late at most."""
-        if self._transport is not None and self._transport.is_closing():
+        if self._is_gone is not None and self._is_gone():
             # Who has asked for something else on the same connection is told there that it is
             # lost, and not here: uvicorn knows only of the last request.
             self.close("gone")
         if self._writes != self._seen:
             self._seen, self._still_since = self._writes, now
-        if self._is_writing:  # which nobody can see, unless it has to wait
-            if self._is_slow(limits, now - self._still_since):
-                self.drop()
-        elif now >= self._old_at:
+        # Also of those who are always behind: they come to it between two writes.
+        if now >= self._old_at:
             self.close("old")
         elif now >= self._asks_at:
             assert self._pace.reauthorise_s is not None
-            self._asks_at = now + self._pace.reauthorise_s
+            self._asks_at = now + self._soon(self._pace.reauthorise_s)
             self._send_on("ask")
-        elif now - self._still_since >= self._pace.heartbeat_s:
+        still_s = now - self._still_since
+        if self._is_writing:  # which nobody can see, unless it has to wait
+            if self._is_slow(limits, still_s):
+                self.drop("slow")
+        elif still_s >= self._pace.heartbeat_s and not self._errand:
             self._send_on("beat")
 
     def _is_slow(self, limits: Limits, still_s: float) -> bool:
@@ -147,13 +158,13 @@ class Viewer:
         self.closing = self.closing or why
         self.following.wake()
 
-    def drop(self) -> None:
-        """End it at once, whatever is in the way."""
-        self.close("slow")
+    def drop(self, why: Closing) -> None:
+        """End it at once, whatever is in the way: the client, the store, or who decides."""
+        self.close(why)
         self._is_dropped = True
         if self._abort is not None:
             self._abort()
-        elif self._task is not None and self._is_writing:
+        if self._task is not None:
             self._task.cancel()
 
     # --- its life -------------------------------------------------------------------------------
@@ -200,6 +211,7 @@ class Viewer:
         while not self.closing:
             if self._errand:
                 await self._run_errand()
+                continue  # it may have been told to leave
             news = following.take()
             if type(news) is Burst:
                 self._counts.events += len(news.entries)
@@ -210,12 +222,18 @@ class Viewer:
                 if await self._tell(news):
                     return
             elif following.needs_log:
-                with contextlib.suppress(StoreUnavailableError):  # it is woken when that is over
-                    await self._tell(await following.fetch())
+                await self._catch_up()
             else:
                 await self._wait()
         if self.closing not in {"gone", "slow"}:
             await self._write(b"", more=False)
+
+    async def _catch_up(self) -> None:
+        try:
+            news = await self.following.fetch()
+        except StoreUnavailableError:
+            return  # it is woken when that is over
+        await self._tell(news)
 
     async def _wait(self) -> None:
         """Until there is something that cannot be written at once."""
@@ -269,7 +287,6 @@ class Viewer:
             await self._write(frames.head(self.following.position))
 
     async def _ask_again(self) -> None:
-        self._is_writing = True  # whoever is asked may not answer
         try:
             principal = await self._may_go_on()
         except Refusal:
@@ -281,7 +298,6 @@ class Viewer:
         else:
             if isinstance(self._view, Some):
                 self._view.principal = principal
-        self._is_writing = False
 
     async def _write(self, body: bytes, *, more: bool = True) -> None:
         self._is_writing = True

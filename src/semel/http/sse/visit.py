@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import inspect
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,7 +22,8 @@ from semel.http.sse import frames
 from semel.http.sse.asking import Asked, Request, asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.crowd import Crowd
-from semel.http.sse.limits import Seats
+from semel.http.sse.direct import is_gone_of
+from semel.http.sse.limits import BACK_S, Seats
 from semel.http.sse.problems import forbidden, later, refused, unauthorised
 from semel.http.sse.status import GatewayCounts
 from semel.http.sse.tickets import Tickets
@@ -28,7 +32,9 @@ from semel.http.sse.viewer import Viewer
 from semel.stores.log_rules import name_of
 from semel.values import value
 
-__all__ = ["ABORT", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
+__all__ = ["ABORT", "IS_GONE", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
+
+log = logging.getLogger("semel")
 
 Authorise: TypeAlias = Callable[[Request, str], Any]
 """From a request and a job's id to the principal, sync or async. None and False are refusals, and
@@ -36,6 +42,12 @@ so is a `Refusal` that it raises."""
 
 # In scope["extensions"]: drops the connection at once, with whatever waits to be sent on it.
 ABORT = "semel.abort"
+
+# There, too: whether the connection is over.
+IS_GONE = "semel.is_gone"
+
+# Whoever says who may see what has so long for it.
+DECIDED_WITHIN_S = 30.0
 
 # A connection ends at its age or a little sooner, so that those that came together part.
 AGE_JITTER = 0.2
@@ -67,6 +79,26 @@ class Terms:
     reauthorise_s: float | None
     retry_ms: tuple[int, int]
 
+    def check(self) -> None:
+        """What would fail at each request is told before the first."""
+        for name in ("authorise", "project"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise SettingsError(f"{name}={function!r} is no function")
+        if inspect.iscoroutinefunction(self.project):
+            raise SettingsError("project is called for each event and viewer: make it a plain def")
+        if not isinstance(self.tickets, Tickets | None):
+            raise SettingsError(f"tickets={self.tickets!r}: give Tickets(store)")
+        for name in ("heartbeat_s", "max_age_s", "reauthorise_s"):
+            span = getattr(self, name)
+            if span is not None and not span > 0:
+                raise SettingsError(f"{name}={span}: more than 0 seconds")
+        match self.retry_ms:
+            case (int(least), int(most)) if 0 <= least <= most:
+                pass
+            case wrong:
+                raise SettingsError(f"retry_ms={wrong!r}: from and to, as in (500, 2500)")
+
 
 @value
 class House:
@@ -91,6 +123,8 @@ class Visit:
         head = request_of(scope)
         self.request = Request(head.method, head.path, head.query, head.headers, head.raw)
         self.headers = house.terms.cors.headers(self.request)
+        self.has_begun = False
+        """Is it too late for another answer?"""
         self._job_id = ""
         self._stream = ""
 
@@ -108,10 +142,13 @@ class Visit:
             if not wanted.is_stream:
                 principal = await self._let_in(wanted.ticket)
                 return await self._state(self._view(principal, None))
-            self._house.seats.check_room(ASYNC.now())
-            principal = await self._let_in(wanted.ticket)
-            return await self._seated(principal, await self._start(wanted))
+            with self._house.seats.taken(ASYNC.now()):
+                principal = await self._let_in(wanted.ticket)
+                with self._house.seats.of(principal):
+                    return await self._seated(principal, await self._start(wanted))
         except StoreUnavailableError as error:
+            if self.has_begun:
+                raise
             raise later(
                 "store-unavailable", "They are there. Come back in a while.", RETRY_STORE_S
             ) from error
@@ -150,13 +187,22 @@ class Visit:
         if terms.authorise is not None:
             found = terms.authorise(self.request, self._job_id)
             if inspect.isawaitable(found):
-                found = await found
+                found = await self._decided(found)
             if found is None or found is False:
                 raise forbidden()
             return found
         if terms.tickets is not None and ticket is None:
             raise unauthorised()
         return None if ticket is None else ticket.principal
+
+    async def _decided(self, deciding: Awaitable[Any]) -> Any:
+        """Whoever does not decide keeps nobody waiting for ever, and nobody's seat."""
+        try:
+            async with asyncio.timeout(DECIDED_WITHIN_S):
+                return await deciding
+        except TimeoutError:
+            log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
+            raise later("undecided", "Nobody has said whether you may see this.", BACK_S) from None
 
     def _view(self, principal: object, only_above: int | None) -> View:
         project = self._house.terms.project
@@ -172,10 +218,10 @@ class Visit:
             raise _unknown()
         if snapshot.life == "gone":
             raise _gone()
-        tag = b'"%b-%b"' % (str(snapshot.position).encode(), snapshot.life.encode())
+        body = frames.written(view.state(snapshot))
+        tag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()  # as this viewer sees it
         if self.request.header("if-none-match") == tag.decode():
             return Response(304, ((b"etag", tag),), b"")
-        body = frames.written(view.state(snapshot))
         length = (b"content-length", b"%d" % len(body))
         return Response(200, ((b"content-type", b"application/json"), length, (b"etag", tag)), body)
 
@@ -184,7 +230,6 @@ class Visit:
     async def _seated(self, principal: object, start: Start) -> Response | None:
         house = self._house
         house.seats.check_open()
-        house.seats.take(principal)
         following: Subscription | None = None
         try:
             following = house.feed.follow(self._stream, start.after, start.lost)
@@ -197,7 +242,6 @@ class Visit:
         finally:
             if following is not None:
                 following.close()
-            house.seats.leave(principal)
 
     def _has_had_all(self, following: Subscription) -> bool:
         """Is there nothing more for whoever has this cursor, now and ever?"""
@@ -212,6 +256,7 @@ class Visit:
     async def _show(self, following: Subscription, view: View) -> None:
         send, house, terms = self._send, self._house, self._house.terms
         headers = [*STREAM, *self.headers]
+        self.has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if self.request.method == "HEAD":
             await send({"type": "http.response.body", "body": b""})
@@ -219,6 +264,7 @@ class Visit:
         counts = house.counts
         counts.opened += 1
         counts.resumed += following.position.offset > 0
+        extensions = self._scope.get("extensions") or {}
         age_s = terms.max_age_s * (1 - AGE_JITTER * random.random())  # noqa: S311
         viewer = Viewer(
             following,
@@ -227,7 +273,8 @@ class Visit:
             pace=terms,
             old_at=ASYNC.now() + age_s,
             may_go_on=self._principal,
-            abort=(self._scope.get("extensions") or {}).get(ABORT),
+            abort=extensions.get(ABORT),
+            is_gone=extensions.get(IS_GONE) or is_gone_of(send),
             counts=counts,
         )
         try:
