@@ -11,8 +11,8 @@ import itertools
 import pytest
 
 from semel.entries import Keep, Position, beginning
-from semel.errors import SettingsError
-from semel.feed import End, Feed, Reset, Update
+from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from semel.feed import MOST_QUESTIONS, End, Feed, Reset, Update
 from semel.feed.subscription import REPLAY_MOST
 from semel.feed.window import KEEP_ENTRIES
 from semel.stores import FileStore
@@ -357,6 +357,79 @@ async def test_a_store_that_is_damaged_is_an_outage(store):
         await following.until(lambda f: texts(f) == numbers(1, 3))
         assert not feed.circuit.is_open
         await following.stop()
+
+
+@simulated(1)
+async def test_a_stream_whose_end_cannot_be_told_takes_the_net_from_no_other(store):
+    """All rings are lost, so that whoever is told anything has it from the net."""
+    store.is_deaf = True
+    bad = ("s3", "s90")
+
+    async with Feed(store) as feed:
+        heads, asked = feed.log.heads, []
+
+        async def told(streams):
+            asked.append(len(streams))
+            if set(bad) & set(streams):
+                raise CorruptRecordError("one of these cannot be read")
+            return await heads(streams)
+
+        feed.log.heads = told
+        crowd = {name: Following(feed, name) for name in (f"s{n}" for n in range(100))}
+        await asyncio.sleep(3)
+        for name in crowd:
+            await store.append("1", name)
+        asked.clear()
+        await asyncio.sleep(1.1)
+        assert [texts(each) for each in crowd.values()] == [["1"]] * 100
+        assert not feed.circuit.is_open
+        assert len(asked) < 2 * MOST_QUESTIONS
+        await asyncio.gather(*(each.stop() for each in crowd.values()))
+
+
+@simulated(1)
+async def test_an_outage_while_ends_are_looked_for_one_by_one_is_an_outage(store):
+    async with Feed(store) as feed:
+
+        async def told(streams):
+            if len(streams) > 1:
+                raise CorruptRecordError("one of these cannot be read")
+            raise StoreUnavailableError("and now it is down")
+
+        feed.log.heads = told
+        crowd = [Following(feed, name) for name in ("a", "b")]
+        await asyncio.sleep(2)
+        assert "it is down" in feed.circuit.error
+        await asyncio.gather(*(each.stop() for each in crowd))
+
+
+@simulated(1)
+async def test_a_log_that_can_tell_no_ends_at_all_is_not_asked_for_each(store):
+    async with Feed(store) as feed:
+        asked = 0
+
+        async def told(streams):
+            nonlocal asked
+            asked += 1
+            raise CorruptRecordError("none of these can be read")
+
+        feed.log.heads = told
+        crowd = [Following(feed, f"s{n}") for n in range(200)]
+        await asyncio.sleep(1)
+        assert "none of these" in feed.circuit.error
+        assert asked == MOST_QUESTIONS
+        await asyncio.gather(*(each.stop() for each in crowd))
+
+
+@simulated(1)
+async def test_what_is_no_name_of_a_stream_is_refused_at_once(store):
+    async with Feed(store) as feed:
+        for name in ("", "x" * 256, "\ud800", "a\0b"):
+            with pytest.raises(SettingsError):
+                await anext(feed.subscribe(name))
+            with pytest.raises(SettingsError):
+                feed.follow(name)
+        assert len(feed) == 0
 
 
 @simulated()

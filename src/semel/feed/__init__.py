@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -29,7 +29,7 @@ from typing import Self
 from semel.circuit import Circuit
 from semel.colour import ASYNC, keep
 from semel.entries import Page, Position, Snapshot, beginning
-from semel.errors import StoreUnavailableError
+from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.feed.counts import Counts
 from semel.feed.reader import PAGE, Reader, Together
 from semel.feed.subscription import Subscription
@@ -37,6 +37,7 @@ from semel.feed.values import Burst, End, News, Reason, Reset, Update
 from semel.feed.window import Encode
 from semel.ports import Bell, LogStore
 from semel.settings import as_log_store
+from semel.stores.log_rules import name_of
 
 __all__ = ["Counts", "End", "Feed", "News", "Reason", "Reset", "Subscription", "Update", "parsed"]
 
@@ -44,6 +45,13 @@ __all__ = ["Counts", "End", "Feed", "News", "Reason", "Reset", "Subscription", "
 # are not looked at all together, and never later, since this is how late a lost ring makes us.
 NET_S = 0.95
 NET_JITTER = 0.3
+
+# Enough to find a few streams whose ends the log cannot tell among thousands. Where it takes more,
+# it is not for these streams that it does not answer.
+MOST_QUESTIONS = 100
+
+# No stream ends here: whoever is told so reads for itself, and finds out.
+NOWHERE = Position(0, "")
 
 # A stream that nobody follows any more stays for so long: those who were cut off come back.
 LINGER_S = 5.0
@@ -133,6 +141,7 @@ class Feed:
         """A place among those who follow the stream; `lost` says that there is no position."""
         if self.is_closed:
             raise RuntimeError("this feed is closed; make another one")
+        name_of(stream, "stream")
         start = after or beginning(stream)
         return Subscription(self, self._reader(stream, start), start, lost)
 
@@ -215,7 +224,7 @@ class Feed:
             self.circuit.gave_up(self)  # there is nothing to be asked
             return
         try:
-            heads = await self.log.heads([reader.stream for reader in readers])
+            heads = await self._heads(readers)
         except Exception as error:  # noqa: BLE001 - whatever it is: the circuit tells of it
             self.circuit.failed(error, self)
             return
@@ -223,8 +232,29 @@ class Feed:
         stuck, self._stuck = self._stuck, {}
         for following in stuck:
             following.wake()
-        for reader, head in zip(readers, heads, strict=True):
+        for reader, head in heads:
             reader.look(head)
+
+    async def _heads(self, readers: Sequence[Reader]) -> list[tuple[Reader, Position]]:
+        """Where each stream ends. One of which that cannot be told takes it from no other."""
+        heads: list[tuple[Reader, Position]] = []
+        parts, asked = [readers], 0
+        while parts:
+            part = parts.pop()
+            asked += 1
+            try:
+                told = await self.log.heads([reader.stream for reader in part])
+            except (CorruptRecordError, SettingsError):
+                if asked >= MOST_QUESTIONS:
+                    raise
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    parts += part[:middle], part[middle:]
+                else:
+                    heads += ((reader, NOWHERE) for reader in part)
+            else:
+                heads += zip(part, told, strict=True)
+        return heads
 
     def _sweep(self) -> None:
         before = self.now() - LINGER_S
