@@ -224,6 +224,8 @@ def test_who_may_not_see_it_is_told_so(gateway):
         (("sqlite:///nowhere.db", "job-7"), "there is nothing at"),
         (("sqlite:///x.db", "job-7", "--after", "7"), "is no cursor"),
         (("sqlite:///x.db", "job-7", "--domain", "a:b"), "without a colon"),
+        (("sqlite:///x.db", "x" * 300), "1 to 255 bytes"),
+        (("sqlite:///x.db", ""), "1 to 255 bytes"),
         (("http://127.0.0.1:1", "job-7", "--header", "no"), "is not NAME:VALUE"),
     ],
 )

@@ -108,6 +108,21 @@ async def test_by_a_cursor_or_by_a_number_and_not_by_both(store):
             await numbers(watcher, last_seq=10, after=state["position"])
 
 
+@simulated(1)
+async def test_what_is_no_name_of_a_job_is_refused_and_takes_nothing_from_others(store):
+    store.is_deaf = True
+    async with Watcher(store) as watcher:
+        telling = asyncio.ensure_future(numbers(watcher))
+        for name in ("", "x" * 300, "\ud800", "a\0b"):
+            for how in ({}, {"last_seq": 7}):
+                with pytest.raises(SettingsError, match="job"):
+                    await anext(watcher.subscribe(name, **how))
+            with pytest.raises(SettingsError, match="job"):
+                await watcher.state(name)
+        await publish(store, "vision", "done")
+        assert await telling == [10, 50]
+
+
 def test_a_domain_is_checked():
     with pytest.raises(SettingsError, match="domain"):
         Watcher(MemoryStore(), domain="a:b")

@@ -25,10 +25,12 @@ from semel.entries import Entry, Position, beginning
 from semel.errors import SettingsError
 from semel.feed import Feed, Reason, Reset, Update
 from semel.feed.subscription import REPLAY_MOST
+from semel.keys import plain
 from semel.ports import LogStore
+from semel.stores.log_rules import name_of
 from semel.values import value
 
-__all__ = ["Start", "Watcher", "seq_in", "start_behind"]
+__all__ = ["Start", "Watcher", "checked_stream", "seq_in", "start_behind"]
 
 # Smaller than every number.
 NO_SEQ = -1
@@ -41,6 +43,11 @@ class Start:
     after: Position | None = None
     lost: Reason | None = None
     only_above: int | None = None
+
+
+def checked_stream(domain: str, job_id: str) -> str:
+    """Where the job's events are; `SettingsError` for what no job can be called."""
+    return name_of(stream_of(domain, name_of(plain("job_id", job_id), "job")), "job")
 
 
 async def start_behind(feed: Feed, stream: str, last_seq: int) -> Start:
@@ -97,7 +104,7 @@ class Watcher:
 
     async def state(self, job_id: str) -> dict[str, Any]:
         """The job as it stands; its `life` is "unknown" where there is none."""
-        return state_of(await self._feed.load(stream_of(self._domain, job_id)))
+        return state_of(await self._feed.load(checked_stream(self._domain, job_id)))
 
     async def subscribe(
         self, job_id: str, last_seq: int = 0, *, after: Position | str | None = None
@@ -107,7 +114,7 @@ class Watcher:
         Ends with the job. Where events are lost, one comes that has `reset`, the reason, and the
         `state` and `position` it goes on from, and no `seq`.
         """
-        stream = stream_of(self._domain, job_id)
+        stream = checked_stream(self._domain, job_id)
         if last_seq and after is not None:
             raise SettingsError("give last_seq= or after=, not both: they may be two places")
         start = await start_behind(self._feed, stream, last_seq)

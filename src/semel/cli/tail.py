@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from semel import feed as feeds
-from semel.bus.jobs import checked_domain, state_of, stream_of
+from semel.bus.jobs import checked_domain, state_of
+from semel.bus.watching import checked_stream
 from semel.cli import disk, show
 from semel.cli.command import BAD_INPUT, Json, fail, refuse_empty, reporting, url_and
 from semel.cli.router import Domain
@@ -29,6 +30,7 @@ from semel.client.feed_rules import FeedError
 from semel.colour import ASYNC
 from semel.entries import Position
 from semel.settings import as_log_store
+from semel.stores.log_rules import name_of
 
 __all__ = ["tail"]
 
@@ -70,6 +72,7 @@ def tail(
         fail(f"--after {after!r} is no cursor; it looks like 42.9f3c00d1a2b3", BAD_INPUT)
     is_gateway = url.lower().startswith(("http://", "https://"))
     with reporting(url):
+        name_of(job_id, "job")
         if is_gateway:
             told = _at_gateway(url, job_id, after, _headers(header or []))
         else:
@@ -112,9 +115,9 @@ def _follow(told: AsyncIterator[Told], shown: Callable[[Told], None], url: str) 
 
 
 async def _in_store(url: str, domain: str, job_id: str, after: str) -> AsyncIterator[Told]:
+    stream = checked_stream(domain, job_id)
     refuse_empty(url)
     store = as_log_store(disk.meant(url))
-    stream = stream_of(domain, job_id)
     try:
         # What does not answer, or has no tables, is told at once: later it would be waited for.
         if (await store.log(ASYNC).load(stream)).life == "unknown":
