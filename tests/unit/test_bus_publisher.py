@@ -15,6 +15,7 @@ from semel.bus import (
     StaleAttemptError,
     get_next_seq,
 )
+from semel.bus import publisher as publisher_module
 from semel.bus.jobs import shard_of, shard_stream_of, stream_of
 from semel.colour import ASYNC, SYNC
 from semel.entries import Keep
@@ -167,10 +168,31 @@ async def test_a_number_of_another_stage_is_refused(store):
     assert await wider.publish("job-1", "done", 100, None)
 
 
-@pytest.mark.parametrize("wrong", [{"shards": 0}, {"domain": "a:b"}, {"domain": ""}])
-def test_settings_that_cannot_work_are_refused(store, wrong):
-    with pytest.raises(SettingsError):
-        Publisher(store, **wrong)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"domain": "a:b"},
+        {"domain": ""},
+        {"shards": 1, "keep": Keep(full=10, entries=5)},
+        {"shards": 1, "keep": Keep(full=10, idle_s=60)},
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_opened(monkeypatch, wrong):
+    opened = []
+    monkeypatch.setattr(publisher_module, "as_log_store", opened.append)
+    for kind in (Publisher, BlockingPublisher):
+        with pytest.raises(SettingsError):
+            kind("memory://", **wrong)
+    assert not opened
+
+
+async def test_a_job_that_keeps_so_much_only_says_that_it_is_full(store):
+    publisher = Publisher(store, keep=Keep(full=1))
+    await publisher.publish("job-1", "vision", 10, None)
+    with pytest.raises(BackPressureError, match="job 'job-1' has 1 events") as full:
+        await publisher.publish("job-1", "vision", 11, None)
+    assert "shard" not in str(full.value)
 
 
 def test_a_store_without_a_log_is_refused(tmp_path):

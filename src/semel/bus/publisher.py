@@ -60,14 +60,19 @@ class _Flow:
     ) -> None:
         if shards is not None and shards < 1:
             raise SettingsError(f"shards={shards}: at least one, or None without a router")
-        self.store = as_log_store(store)
-        self.opened = isinstance(store, str)
-        self._log = self.store.log(colour)
         self._domain = jobs.checked_domain(domain)
         self._shards = shards
         self._stages = stages
         self._keep = keep or (KEEP_JOB if shards is None else KEEP_SHARD)
+        if shards is not None and (self._keep.entries, self._keep.idle_s) != (None, None):
+            raise SettingsError(
+                "keep=: with shards, entries and idle_s would drop what no router has taken; leave "
+                "them out, and say with full how much may wait"
+            )
         self._most_bytes = most_bytes
+        self.store = as_log_store(store)
+        self.opened = isinstance(store, str)
+        self._log = self.store.log(colour)
 
     async def publish(
         self,
@@ -85,7 +90,7 @@ class _Flow:
             answer = await self._to_its_job(event, written)
         else:
             answer = await self._to_a_router(event, written, self._shards)
-        return _told(answer, event)
+        return _told(answer, event, self._shards)
 
     async def fail(self, job_id: str, data: Any, attempt: int, stage: str) -> bool:
         seq = self._stages.next_seq(FAILED)
@@ -121,7 +126,7 @@ class _Flow:
         return written
 
 
-def _told(answer: Answer, event: Event) -> bool:
+def _told(answer: Answer, event: Event, shards: int | None) -> bool:
     match answer:
         case Appended():
             return True
@@ -141,15 +146,20 @@ def _told(answer: Answer, event: Event) -> bool:
         case Ended():
             raise JobEndedError(f"job {event.job_id!r} has ended; {named(event)} was not published")
         case Full(length):
-            raise BackPressureError(
-                f"{length:,} events wait in the shard of job {event.job_id!r}, and it takes no "
-                f"more; see whether a router runs, and publish the same again in {RETRY_S:g} s",
-                retry_after=RETRY_S,
-            )
+            raise BackPressureError(_full(length, event, shards), retry_after=RETRY_S)
         case VersionConflict():
             raise AssertionError("nothing was expected of the stream")
         case _:
             assert_never(answer)
+
+
+def _full(length: int, event: Event, shards: int | None) -> str:
+    if shards is None:
+        return f"job {event.job_id!r} has {length:,} events, and keep= lets it have no more"
+    return (
+        f"{length:,} events wait in the shard of job {event.job_id!r}, and it takes no more; see "
+        f"whether a router runs, and publish the same again in {RETRY_S:g} s"
+    )
 
 
 class Publisher:
