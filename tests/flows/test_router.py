@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from semel import stores
 from semel.brokers.memory import MemoryBroker
 from semel.bus import Publisher, Router, Stages, shard
 from semel.bus.jobs import KEEP_JOB, event, shard_of, shard_stream_of, state_of, stream_of
 from semel.colour import ASYNC
+from semel.entries import Keep
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.messages import Batch, Message, Tail
 from semel.stores import MemoryStore, SQLiteStore
@@ -334,6 +336,23 @@ async def test_an_outage_of_either_side_is_waited_for_and_nothing_is_lost(
     assert caplog.text.count("does not answer") == 1
 
 
+async def test_the_lag_grows_while_the_target_is_away(source, target, publisher, monkeypatch):
+    async def away(_):
+        raise StoreUnavailableError("it is away")
+
+    monkeypatch.setattr(target.log(ASYNC), "perform", away)
+    old = entry("job-1").replace(b'"timestamp":"20', b'"timestamp":"19')
+    await put(source, "job-1", old, id="1")
+    await put(source, "job-1", entry("job-1", seq=11), id="2")
+    routes = router(source, target)
+    async with running(routes):
+        await until(lambda: routes.status().outage, "the outage")
+        first = routes.status().lag_s
+        assert first > 86_400
+        await until(lambda: routes.status().lag_s > first, "it to grow")
+    assert routes.status().lag_s is None, "nothing is in hand"
+
+
 async def test_a_defect_is_told_and_the_shard_begins_anew(
     source, target, publisher, monkeypatch, caplog
 ):
@@ -432,10 +451,58 @@ async def test_a_router_with_fewer_shards_than_the_publishers_says_so(source, ta
         await until(lambda: len(routes.status().owned) == 2, "its shards")
 
 
-@pytest.mark.parametrize("wrong", [{"shards": 0}, {"domain": "a:b"}, {"name": "n" * 255}])
-def test_settings_that_cannot_work_are_refused(source, target, wrong):
+async def test_a_router_finds_publishers_with_twice_its_shards_however_many_it_has(source, target):
+    publisher, jobs = Publisher(source, shards=200), iter(range(10_000))
+    while shard_of(job := f"job-{next(jobs)}", 200) != 199:
+        pass
+    await publisher.publish(job, "vision", 10, None)
+    with pytest.raises(SettingsError, match="this router has 100 shards"):
+        await router(source, target, shards=100).run()
+
+
+async def test_a_defect_of_what_looks_for_other_shards_ends_the_router(source, target, monkeypatch):
+    async def fails(_):
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(source.log(ASYNC), "heads", fails)
+    with pytest.raises(ZeroDivisionError):
+        await router(source, target).run()
+
+
+class Opened(MemoryStore):
+    def __init__(self, is_open):
+        super().__init__()
+        self.is_open = is_open
+        is_open.add(self)
+
+    def close(self):
+        self.is_open.discard(self)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"domain": "a:b"},
+        {"name": "n" * 255},
+        {"keep": Keep(full=2)},
+        {"topic": "scan", "shards": 4},
+        {"target": "nothing://"},
+        {"store": "nothing://"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused_and_no_store_is_left_open(monkeypatch, wrong):
+    is_open = set()
+
+    def opened(url):
+        if url == "nothing://":
+            raise SettingsError("there is no such store")
+        return Opened(is_open)
+
+    monkeypatch.setattr(stores, "connect", opened)
     with pytest.raises(SettingsError):
-        router(source, target, **wrong)
+        router(**{"source": "memory://", "target": "memory://"} | wrong)
+    assert not is_open
 
 
 async def test_stores_that_were_given_by_their_urls_are_closed_with_the_run(tmp_path, monkeypatch):

@@ -20,10 +20,10 @@ import contextlib
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from semel.bus import jobs
 from semel.bus.jobs import KEEP_JOB, Event
@@ -44,9 +44,14 @@ __all__ = ["Router", "RouterStatus"]
 
 log = logging.getLogger("semel")
 
+T = TypeVar("T")
+
 BATCH = 500
 
 SHARDS = 8
+
+# No shard's number has more digits.
+LONGEST = 10**9
 
 # How often the source is asked whether it has more shards than we read.
 CHECK_EVERY_S = 10.0
@@ -64,8 +69,8 @@ class RouterStatus:
     `waits_for` are those who may have shards that fall to it, by host and process, until they let
     go or their leases run out. `refused` counts by reason what was passed over. `lost` counts how
     often a shard's history was another one than what was read of it: events are gone. `lag_s` is
-    how old the last event was when it was routed. `turning` is False when it has not done anything
-    for so long that only a restart can help.
+    how old the oldest event is that is being routed, or the last such one was when that was done.
+    `turning` is False when it has not done anything for so long that only a restart can help.
     """
 
     name: str
@@ -117,21 +122,30 @@ class Router:
         self._party = f"router:{domain}{named}"
         """Who shares its shards with us, and a broker's name for all of us. No domain has a colon,
         so that no other domain's routers are among them, however they are named."""
-        self._opened: list[Any] = []
-        """What was given by its URL, and is closed with the run."""
-        opened = as_log_store(target)
-        self.log = opened.log(ASYNC)
-        self.store: Store = opened if store is None else as_store(store)
-        self._opened += [
-            o for o, g in ((opened, target), (self.store, store)) if isinstance(g, str)
-        ]
-        self.source = self._source(source, shards, topic)
+        if shards is not None and shards < 1:
+            raise SettingsError(f"shards={shards}: as many as the publishers have, from 1")
+        if keep.full is not None:
+            raise SettingsError(
+                "keep=: nobody trims a job's log, so with full it would take no more for ever; "
+                "leave that out"
+            )
+        name_of(self.fence_of(LONGEST), "name")
         self.stages = stages
         self.keep = keep
         self.batch = batch
+        self._opened: list[Any] = []
+        """What was given by its URL, and is closed with the run."""
+        try:
+            self.source = self._source(source, shards, topic)
+            self.log = (opened := self._kept(target, as_log_store(target))).log(ASYNC)
+            self.store: Store = opened if store is None else self._kept(store, as_store(store))
+        except BaseException:
+            for each in self._opened:
+                if isinstance(each, Store):
+                    each.close()
+            raise
         self.source_circuit = Circuit(f"{self.source.shown}, of {self.shown},")
         self.target_circuit = Circuit(f"the target of {self.shown}")
-        name_of(self.fence_of(self.source.shards), "name")
         self._shards = Shards(self.store, self._party, self.source.shards, lease_s=lease_s)
         self._stopping = asyncio.Event()
         self._fault: Exception | None = None
@@ -139,18 +153,16 @@ class Router:
         self._refused: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self._lost = 0
         self._lag_s: float | None = None
+        self._in_hand: dict[int, Event] = {}
+        """By shard, the first event of the batch that is being routed."""
 
     def _source(
         self, source: LogStore | Broker | str, shards: int | None, topic: str | None
     ) -> Source:
         if isinstance(source, LogStore) or (isinstance(source, str) and topic is None):
-            if shards is not None and shards < 1:
-                raise SettingsError(f"shards={shards}: as many as the publishers have, from 1")
-            opened = as_log_store(source)
-            self._opened += [opened] if isinstance(source, str) else []
+            opened = self._kept(source, as_log_store(source))
             return LogSource(opened, self.domain, shards or SHARDS, self._told_lost)
-        broker = as_broker(source)
-        self._opened += [broker] if isinstance(source, str) else []
+        broker = self._kept(source, as_broker(source))
         if shards not in (None, broker.shards):
             raise SettingsError(
                 f"shards={shards}, and the broker has {broker.shards}: leave shards= out, a "
@@ -158,6 +170,10 @@ class Router:
             )
         name = f"{platform.node()[:40]}:{os.getpid()}"
         return BrokerSource(broker, topic or self.domain, self._party, name)
+
+    def _kept(self, given: object, opened: T) -> T:
+        self._opened += [opened] if isinstance(given, str) else []
+        return opened
 
     def fence_of(self, shard: int) -> str:
         """What a job's log calls the owner of the shard; no stage's name has a colon."""
@@ -210,7 +226,7 @@ class Router:
                 await self.source.check()
             except OUTAGE:
                 pass  # the shards tell of that
-            except SettingsError as error:
+            except Exception as error:  # noqa: BLE001 - nobody would look any more, and not know
                 self._end_with(error)
                 return
             await ASYNC.sleep(CHECK_EVERY_S)
@@ -238,7 +254,7 @@ class Router:
             refused=dict(self._refused),
             lost=self._lost,
             outage=self.source_circuit.error or self.target_circuit.error,
-            lag_s=self._lag_s,
+            lag_s=self._age_s(self._in_hand.values()),
             turning=self._shards.turning,
         )
 
@@ -264,8 +280,23 @@ class Router:
             told,
         )
 
-    def handled(self, event: Event) -> None:
-        """This was the last one of a batch."""
-        with contextlib.suppress(ValueError, TypeError):  # a time that is none, or of nowhere
-            sent = datetime.fromisoformat(event.timestamp)
-            self._lag_s = (datetime.now(UTC) - sent).total_seconds()
+    @contextlib.contextmanager
+    def in_hand(self, shard: int, oldest: Event | None) -> Iterator[None]:
+        """While a batch of the shard is routed; None: there is no event in it."""
+        if oldest is None:
+            yield
+            return
+        self._in_hand[shard] = oldest
+        try:
+            yield
+            self._lag_s = self._age_s([oldest])
+        finally:
+            del self._in_hand[shard]
+
+    def _age_s(self, events: Iterable[Event]) -> float | None:
+        """Of the oldest of them; the last that was told, where there is none."""
+        now, ages = datetime.now(UTC), list[float]()
+        for event in events:
+            with contextlib.suppress(ValueError, TypeError):  # a time that is none, or of nowhere
+                ages.append((now - datetime.fromisoformat(event.timestamp)).total_seconds())
+        return max(ages, default=self._lag_s)

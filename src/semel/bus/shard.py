@@ -113,11 +113,10 @@ class Shard:
 
     async def _finish(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         lanes = self._lanes(deliveries)
-        last = [lane[-1][0] for lane in lanes][-1:]
-        await self._drain(lanes)
-        await consumer.ack(deliveries)
-        for event in last:
-            self._router.handled(event)
+        oldest = lanes[0][0][0] if lanes else None
+        with self._router.in_hand(self._hold.shard, oldest):
+            await self._drain(lanes)
+            await consumer.ack(deliveries)
 
     def _lanes(self, deliveries: Sequence[Delivery]) -> list[Lane]:
         lanes: dict[str, Lane] = {}

@@ -24,8 +24,8 @@ from semel.shards import Hold
 
 __all__ = ["BrokerSource", "LogSource", "Source"]
 
-# Streams of shards that are looked for besides our own: workers with more shards than the router
-# would put events where nobody reads.
+# Streams of shards are looked for besides our own, up to this number and at least as many again:
+# workers with more shards than the router would put events where nobody reads.
 MOST_SHARDS = 64
 
 Lost = Callable[[int, str], None]
@@ -87,8 +87,9 @@ class LogSource:
         return event, event.written(delivery.raw)
 
     async def check(self) -> None:
-        others = [shard_stream_of(self.domain, n) for n in range(self.shards, MOST_SHARDS)]
-        heads = await self.log.heads(others) if others else ()
+        most = max(MOST_SHARDS, 2 * self.shards)
+        others = [shard_stream_of(self.domain, n) for n in range(self.shards, most)]
+        heads = await self.log.heads(others)
         for stream, head in zip(others, heads, strict=True):
             if head.offset and not _is_drained(await self.log.read(stream, None, 1)):
                 raise SettingsError(

@@ -197,7 +197,7 @@ ROUTER = (
     ),
     _Told(
         "semel_router_lag_seconds",
-        "How old the last event was when it was routed.",
+        "Age of the oldest event that is being routed, or was last.",
         _one(lambda s: s.lag_s),
     ),
     *_party("semel_router"),
