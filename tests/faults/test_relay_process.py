@@ -14,8 +14,9 @@ import time
 
 import pytest
 
+from semel.stores import SQLiteStore
 from semel.stores.sql import schema
-from support.relay_process import Running, add, are_in_order, lying_in, numbers_of, producing
+from support.relay_process import SEMEL, Running, add, are_in_order, lying_in, numbers_of, producing
 
 SHARDS = 4
 
@@ -118,6 +119,20 @@ def test_what_hangs_is_ended_by_a_second_signal_or_after_its_grace(
                 running.until(lambda: "ending, as soon as" in running.said, "it to hear of it")
             assert running.ended() == 1
     assert f"semel: {why}; it ends at once" in running.said
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_it_ends_also_when_nobody_reads_what_it_says(tmp_path, told):
+    """A pipe to something that has ended, such as a collector of logs."""
+    SQLiteStore(tmp_path / "log.db").close()
+    words = ("gateway", f"sqlite:///{tmp_path}/log.db", "--port", "0", "--drain", "100ms")
+    gateway = subprocess.Popen([str(SEMEL), *words], stderr=subprocess.PIPE, text=True)
+    while "jobs at" not in gateway.stderr.readline():
+        pass
+    gateway.stderr.close()
+    for _ in range(told):
+        gateway.send_signal(signal.SIGTERM)
+    assert gateway.wait(30) in {0, told - 1}
 
 
 BLOCKED = """

@@ -121,7 +121,8 @@ async def tell(watch: Watch, line: Line, redact: Callable[[str], str]) -> None:
         if not line.kept or _state(status) != state or now - told_at >= KEPT_EVERY_S:
             report = await watch.report()
             rate = (_done(report.status) - done) / max(now - told_at, EVERY_S)
-            line.show(redact(f"{watch.title}: {_told(report, rate)}"))
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                line.show(redact(f"{watch.title}: {_told(report, rate)}"))
             told_at, done, state = now, _done(report.status), _state(report.status)
         await ASYNC.sleep(EVERY_S)
 

@@ -104,8 +104,10 @@ class _Telling:
         self._quiet = quiet
 
     def say(self, text: str) -> None:
+        """Whoever has read along may be gone: no reason not to do what is told here."""
         if not self._quiet:
-            self._line.say(self._redact(text))
+            with contextlib.suppress(OSError, ValueError):
+                self._line.say(self._redact(text))
 
     @contextlib.asynccontextmanager
     async def about(self, watch: Watch) -> AsyncIterator[None]:
@@ -209,6 +211,8 @@ class _Ending:
                 return
         except queue.Empty:
             why = f"not done {show.span(self._grace_s)} after it was told to end"
-        sys.stderr.write(f"semel: {why}; it ends at once, and others wait for its leases\n")
-        sys.stderr.flush()
-        os._exit(REFUSED)
+        try:
+            sys.stderr.write(f"semel: {why}; it ends at once, and others wait for its leases\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(REFUSED)
