@@ -8,9 +8,11 @@ import httpx
 import pytest
 from selenium.webdriver.common.by import By
 
+from semel.bus import BlockingPublisher, get_next_seq
 from semel.client.feed import feed
 from support.process import HOST, free_port, wait_until
 from support.proxy import Proxy
+from support.relay_process import Running
 from support.scan_pipeline import start_pipeline
 
 pytestmark = pytest.mark.timeout(180)
@@ -199,6 +201,37 @@ def test_a_page_that_was_away_when_its_scan_ended_hears_of_it_once(page, pipelin
     change(page, scan, "kept.life = 'w1'")
     page.wait_until_over()
     assert page.applied == {scan: truth(pipeline, scan)}
+
+
+# --- what is not for this viewer ----------------------------------------------------------------
+
+FOLLOW = """
+const [url, done] = arguments, told = [];
+import("/page/follow.js").then(({ follow }) => follow(url, null, {
+  event: (event) => told.push(event.stage),
+  passed: () => told.push("passed"),
+  reset: () => told.push("reset"),
+  line: () => {},
+  end: () => done(told),
+}));
+"""
+
+
+def test_what_is_not_for_this_viewer_is_no_hole(page, pipeline, tmp_path):
+    (tmp_path / "views.py").write_text(
+        "def shown(event, principal):\n    return None if event['stage'] == 'reward' else event\n"
+    )
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with BlockingPublisher(url) as publisher:
+        for stage, number in (("vision", 0), ("reward", 0), ("reward", 1), ("done", 0)):
+            publisher.publish("7", stage, get_next_seq(stage, number), {})
+    options = ("--project", "views:shown", "--cors", pipeline.url, "--port", "0")
+    with Running("gateway", url, *options, cwd=tmp_path) as gateway:
+        at = gateway.said.partition("jobs at ")[2].partition("JOB_ID")[0]
+        page.browser.set_script_timeout(30)
+        told = page.browser.execute_async_script(FOLLOW, f"{at}7")
+        assert told == ["vision", "passed", "passed", "done"]
+        assert gateway.status["opened"] == 1
 
 
 # --- what is lost is said -----------------------------------------------------------------------

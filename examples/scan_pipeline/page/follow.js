@@ -2,8 +2,9 @@
 //
 // The browser's EventSource reconnects by itself and sends the last id that it saw. The rest is
 // here: an event counts when its offset follows the last one's; an older one was seen; one that
-// leaves a hole is asked for again, from the cursor. `heard.event` and `heard.reset` keep what they
-// did and the cursor in one write, so that a page that is loaded again goes on behind it.
+// leaves a hole is asked for again, from the cursor. `heard.event`, `heard.reset` and `heard.passed`
+// keep what they did and the cursor in one write, so that a page that is loaded again goes on behind
+// it.
 
 const AGAIN_MS = 500;
 const LONGEST_MS = 8_000;
@@ -37,7 +38,7 @@ export function follow(url, cursor, heard) {
     on("hello", () => {});
     on("message", ({ data, lastEventId }) => {
       if (offset(lastEventId) <= offset(cursor)) return;
-      if (offset(lastEventId) > offset(cursor) + 1) return open();
+      if (offset(lastEventId) > offset(cursor) + 1) return hole();
       cursor = lastEventId;
       heard.event(JSON.parse(data), cursor);
     });
@@ -46,19 +47,26 @@ export function follow(url, cursor, heard) {
       const { state, reason } = JSON.parse(data);
       heard.reset(state, cursor, reason);
     });
-    on("head", ({ data }) => {
+    on("head", ({ data, lastEventId }) => {
       const { head } = JSON.parse(data);
+      // With an id of its own it stands for an event that is not for this viewer.
+      if (lastEventId === head && offset(head) === offset(cursor) + 1) heard.passed((cursor = head));
       if (offset(head) <= offset(cursor)) behind = null;
       else if (behind === cursor) open(); // said twice, and nothing came in between
       else behind = cursor;
     });
-    on("end", ({ lastEventId }) => (offset(lastEventId) > offset(cursor) ? open() : end()));
+    on("end", ({ lastEventId }) => (offset(lastEventId) > offset(cursor) ? hole() : end()));
     to.onerror = () => {
       if (to !== source || over) return;
       heard.line("reconnecting");
       // Closed for good: 204, 404, a proxy's 502. It is not told which.
       if (to.readyState === EventSource.CLOSED) ask();
     };
+  }
+
+  function hole() {
+    source.close();
+    again();
   }
 
   async function ask() {

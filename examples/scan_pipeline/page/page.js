@@ -55,6 +55,7 @@ function reset(scan, state, cursor, reason) {
     scan.attempt = Math.max(scan.attempt, attempt);
     if (data?.worker) scan.last = { worker: data.worker, stage };
   }
+  if (scan.stages.failed) scan.life = "failed";
   tell(scan, cursor, "reset", `something is missing here (${reason}): this is how it stands`);
   scan.cursor = cursor;
   scan.applied.push(`reset ${cursor}`);
@@ -97,6 +98,7 @@ function followOne(scan) {
   const heard = {
     event: (event, cursor) => (apply(scan, event, cursor), keep(scan)),
     reset: (state, cursor, reason) => (reset(scan, state, cursor, reason), keep(scan)),
+    passed: (cursor) => ((scan.cursor = cursor), keep(scan)),
     line: (words) => line(scan, words),
     end(life) {
       if (!isOver(scan)) scan.life = life === "gone" ? "gone" : "done";
