@@ -72,3 +72,14 @@ def test_a_number_of_another_stage_is_refused(stage, seq):
 )
 def test_a_number_of_its_own_is_taken(stage, seq):
     Stages().check(stage, seq)
+
+
+def test_with_stages_of_ones_own_another_name_is_a_mistake():
+    own = Stages({"upload": (1, 99), "published": (100, 109)})
+    for ask in (lambda: own.next_seq("publishd"), lambda: own.check("publishd", 0)):
+        with pytest.raises(SettingsError, match="no stage 'publishd', only 'upload', 'published'"):
+            ask()
+    with pytest.raises(SettingsError, match="next_seq of the publisher's own Stages"):
+        own.check("upload", 100)
+    with pytest.raises(SettingsError, match="are no stages"):
+        Stages(["upload"])

@@ -35,9 +35,14 @@ MOST_SEQ = 2**32 - 1
 
 
 class Stages:
-    """Stages by name, in their order, each with its first and last number."""
+    """Stages by name, in their order, each with its first and last number.
+
+    Without `ranges`, a stage that is not among `SEQ_RANGES` has the numbers 0 to 9. Where they are
+    given, one that is not among them is refused: misspelt, the last one would never end its job.
+    """
 
     def __init__(self, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self._takes_others = ranges is None
         ranges = SEQ_RANGES if ranges is None else ranges
         _check(ranges)
         self._last = list(ranges)[-1]
@@ -62,7 +67,7 @@ class Stages:
         if not first <= seq <= last:
             raise SettingsError(
                 f"seq={seq} is no number of stage {stage!r}, which has {first} to {last}: "
-                f"get_next_seq({stage!r}, n) gives the one of its n-th event, from 0, and "
+                f"{self._giver}({stage!r}, n) gives the one of its n-th event, from 0, and "
                 f"stages=Stages({{{stage!r}: (..., ...)}}) another range"
             )
 
@@ -70,11 +75,29 @@ class Stages:
         """Is the job over with an event of this stage?"""
         return stage in {self._last, FAILED}
 
+    @property
+    def _giver(self) -> str:
+        """What gives out their numbers, for people."""
+        return "get_next_seq" if self._takes_others else "next_seq of the publisher's own Stages"
+
     def _range(self, stage: str) -> tuple[int, int]:
-        return self.ranges.get(stage, UNKNOWN)
+        found = self.ranges.get(stage)
+        if found is None:
+            if not self._takes_others:
+                raise SettingsError(
+                    f"there is no stage {stage!r}, only {', '.join(map(repr, self.ranges))}: name "
+                    "it in Stages, too"
+                )
+            found = UNKNOWN
+        return found
 
 
 def _check(ranges: Mapping[str, tuple[int, int]]) -> None:
+    if not isinstance(ranges, Mapping):
+        raise SettingsError(
+            f"{ranges!r:.80} are no stages: give each its numbers, as in "
+            'Stages({"upload": (1, 99), "published": (100, 109)})'
+        )
     if not ranges:
         raise SettingsError("a job has at least one stage: the last one ends it")
     if FAILED in ranges:
