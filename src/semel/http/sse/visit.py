@@ -284,7 +284,7 @@ class Visit:
 
 
 def _unknown() -> Refusal:
-    return refused("job-unknown", "Nobody has said anything about this job, or not for long.")
+    return refused("job-unknown", "Nobody has said anything about this job, or it was forgotten.")
 
 
 def _gone() -> Refusal:
