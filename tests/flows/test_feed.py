@@ -250,6 +250,18 @@ async def test_with_all_rings_lost_everybody_is_late_by_at_most_a_second(store):
 
 
 @simulated()
+async def test_a_bell_that_fails_makes_everybody_late_and_nothing_else(store):
+    store.is_mute = True
+    await store.append("1")
+    async with Feed(store) as feed:
+        following = Following(feed)
+        await following.until(lambda f: len(f.told) == 1)
+        await store.append("2", ends=True)
+        await following.until(lambda f: f.over)
+    assert texts(following) == ["1", "2", "end"]
+
+
+@simulated()
 async def test_what_happens_while_it_begins_to_listen_is_told_at_once(store):
     """Who reads first and listens then has missed that ring."""
     await store.append("1")

@@ -25,6 +25,7 @@ class ShakyStore:
         self.asked = Counter()
         self.is_down = False
         self.is_deaf = False
+        self.is_mute = False
         self.corrupt = ""  # this stream
         self.is_damaged = False  # where the entries are
         self.delay_s = 0.0
@@ -103,6 +104,8 @@ class _ShakyBell:
 
         self._wakes[stream, wake] = heard
         self._store.asked["listen"] += 1
+        if self._store.is_mute:
+            raise RuntimeError("there is no bell")
         await asyncio.sleep(self._store.listen_s)
         await self._inner.listen(stream, heard)
 

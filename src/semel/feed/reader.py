@@ -94,8 +94,7 @@ class Reader:
     # --- its life -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        feed = self._feed
-        await feed.bell.listen(self.stream, self.ring)
+        await self._listen()
         try:
             while not self.is_over:
                 if await self._try():
@@ -104,8 +103,15 @@ class Reader:
                     await self._wait()
         finally:
             self._tried.set()
-            feed.circuit.gave_up(self.stream)
-            await feed.bell.leave(self.stream, self.ring)
+            self._feed.circuit.gave_up(self.stream)
+            await self._feed.bell.leave(self.stream, self.ring)
+
+    async def _listen(self) -> None:
+        """Who cannot hear is late, by a second at most: no reason to show nothing."""
+        try:
+            await self._feed.bell.listen(self.stream, self.ring)
+        except Exception:
+            log.exception("semel: nobody hears of %r at once: its bell has failed", self.stream)
 
     async def _try(self) -> bool:
         """Read once. Is there more?"""
