@@ -290,3 +290,9 @@ async def test_the_same_for_an_async_one(monkeypatch):
     async with Publisher(MemoryStore()):
         pass
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("settings", [{"shards": "8"}, {"stages": {"load": (0, 9)}}])
+def test_settings_that_cannot_work_are_told_before_the_first_event(settings):
+    with pytest.raises(SettingsError, match=next(iter(settings))):
+        Publisher(MemoryStore(), **settings)

@@ -58,8 +58,10 @@ class _Flow:
         keep: Keep | None,
         most_bytes: int,
     ) -> None:
-        if shards is not None and shards < 1:
-            raise SettingsError(f"shards={shards}: at least one, or None without a router")
+        if shards is not None and not (isinstance(shards, int) and shards >= 1):
+            raise SettingsError(f"shards={shards!r}: at least one, or None without a router")
+        if not isinstance(stages, Stages):
+            raise SettingsError(f"stages={stages!r:.80}: give Stages({{...}})")
         self._domain = jobs.checked_domain(domain)
         self._shards = shards
         self._stages = stages
