@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from semel.errors import SettingsError
 from semel.values import Mismatch, value
 
 __all__ = [
@@ -40,6 +41,12 @@ __all__ = [
 
 # 48 bits: two histories that differ pass for the same one once in 280 million million.
 TAG_DIGITS = 12
+
+# Exact in a double, which is what Lua counts in.
+MOST_NUMBER = 2**53 - 1
+
+# A hundred years: every store can write the moment, and longer than that nobody means.
+LONGEST_S = 100 * 366 * 86_400.0
 
 _POSITION = re.compile(r"(0|[1-9][0-9]{0,15})\.([0-9a-f]{12})")
 
@@ -116,13 +123,14 @@ StateChange: TypeAlias = Replace | Field
 
 @value
 class Keep:
-    """How long a stream is kept. Durations are seconds, by the store's clock; None is for ever.
+    """How long a stream is kept. Durations are seconds, by the store's clock, up to `LONGEST_S`.
 
     `entries`: at most so many, the oldest go first. `full`: so many that nobody has trimmed, and
     the next is refused. `ids_s`: how long an id is remembered after its entry came; it is never
     forgotten before its entry is. `ended_s`: how long entries and state stay once the stream has
     ended; its ids, and that it was there, stay for `ids_s`, or as long as the entries if that is
-    more. `idle_s`: a stream that has not ended and gets nothing for so long is dropped.
+    more. `idle_s`: a stream that has not ended and gets nothing for so long is dropped; None is
+    never.
     """
 
     entries: int | None = None
@@ -130,6 +138,21 @@ class Keep:
     ids_s: float = 7200.0
     ended_s: float = 3600.0
     idle_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("entries", self.entries), ("full", self.full)):
+            if number is not None and not _is_within(number, int, MOST_NUMBER):
+                raise SettingsError(f"Keep: {name} is {number!r}: write 0 to 2**53 - 1, or None")
+        idle_s = 0 if self.idle_s is None else self.idle_s
+        for name, span in (("ids_s", self.ids_s), ("ended_s", self.ended_s), ("idle_s", idle_s)):
+            if not _is_within(span, (int, float), LONGEST_S):
+                raise SettingsError(
+                    f"Keep: {name} is {span!r}: write seconds, from 0 to {LONGEST_S:.0f}"
+                )
+
+
+def _is_within(number: Any, kind: Any, most: float) -> bool:
+    return isinstance(number, kind) and not isinstance(number, bool) and 0 <= number <= most
 
 
 @value

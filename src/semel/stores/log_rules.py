@@ -15,8 +15,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
+from typing import Any
 
 from semel.entries import (
+    MOST_NUMBER,
     TAG_DIGITS,
     Answer,
     Appended,
@@ -41,9 +43,6 @@ from semel.values import value
 
 # Names of streams, ids, fields and fences: enough for anybody's, and an index takes them.
 MOST_BYTES = 255
-
-# Exact in a double, which is what Lua counts in.
-MOST_NUMBER = 2**53 - 1
 
 # Entries that one append trims, where more than `keep.entries` are there: an append stays short.
 TRIMS_PER_APPEND = 16
@@ -287,14 +286,13 @@ class LogVerbs(ABC):
         ends: bool = False,
         keep: Keep = KEEP,
     ) -> Answering[Answer]:
-        if fingerprint is None:
-            fingerprint = data or b""
+        check_append(data, fingerprint, expect, reply)
         return self.perform(
             Append(
                 name_of(stream, "stream"),
                 data,
                 name_of(id, "id"),
-                mark_of(id, fingerprint),
+                mark_of(id, fingerprint if fingerprint is not None else data or b""),
                 checked_fences(fences),
                 expect,
                 checked_state(state),
@@ -325,6 +323,50 @@ def name_of(given: str, what: str) -> str:
     return given
 
 
+def check_append(data: Any, fingerprint: Any, expect: Any, reply: Any) -> None:
+    """Refuse what a store could not write: its batch would fail, and everybody's in it."""
+    if data is not None:
+        _check_bytes(data, "data")
+    if fingerprint is not None:
+        _check_bytes(fingerprint, "fingerprint")
+    if expect is not None:
+        whole(expect, "expect")
+    _check_bytes(reply, "reply")
+
+
+def _check_bytes(given: Any, what: str) -> None:
+    if not isinstance(given, bytes):
+        raise SettingsError(f"{what} is a {type(given).__name__}: write bytes")
+
+
+def whole(number: Any, what: str) -> int:
+    """The number itself, if it is a whole one."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise SettingsError(f"{what} is {number!r}: write a whole number")
+    return number
+
+
+def _counted(number: Any, what: str) -> None:
+    if not 0 <= whole(number, what) <= MOST_NUMBER:
+        raise SettingsError(f"{what} is {number}: write 0 to 2**53 - 1")
+
+
+def limit_of(limit: Any) -> int:
+    """The limit, or the largest that every store takes."""
+    number = whole(limit, "the limit")
+    if number < 0:
+        raise SettingsError(f"the limit is {number}: write 0 or more")
+    return min(number, MOST_NUMBER)
+
+
+def offset_of(place: int | Position | None) -> int:
+    """The offset, or one as far out that every store takes; 0 where there is none."""
+    if place is None:
+        return 0
+    offset = whole(place.offset if isinstance(place, Position) else place, "the offset")
+    return max(-1, min(offset, MOST_NUMBER))
+
+
 _NO_FENCES: Mapping[str, int] = {}
 
 
@@ -333,14 +375,14 @@ def checked_fences(fences: Mapping[str, int] | None) -> Mapping[str, int]:
         return _NO_FENCES
     for name, number in fences.items():
         name_of(name, "fence's name")
-        if not 0 <= number <= MOST_NUMBER:
-            raise SettingsError(f"the fence {name!r} is {number}: write 0 to 2**53 - 1")
+        _counted(number, f"the fence {name!r}")
     return fences
 
 
 def checked_state(state: StateChange | None) -> StateChange | None:
     if isinstance(state, Field):
         name_of(state.name, "field")
-        if not 0 <= state.rank <= MOST_NUMBER:
-            raise SettingsError(f"the rank of {state.name!r} is {state.rank}: write 0 to 2**53 - 1")
+        _counted(state.rank, f"the rank of {state.name!r}")
+    if state is not None:
+        _check_bytes(state.data, "the state")
     return state

@@ -24,7 +24,17 @@ from semel.entries import (
 from semel.ports import Clock
 from semel.stores import log_rules as rules
 from semel.stores.bells import Tower
-from semel.stores.log_rules import Append, Change, LogVerbs, Mark, Row, Seen
+from semel.stores.log_rules import (
+    Append,
+    Change,
+    LogVerbs,
+    Mark,
+    Row,
+    Seen,
+    limit_of,
+    name_of,
+    offset_of,
+)
 
 
 class _Stream:
@@ -113,6 +123,8 @@ class MemoryLog(LogVerbs):
         return answer
 
     async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
+        name_of(stream, "stream")
+        most, _ = limit_of(limit), offset_of(after)
         with self._lock:
             found = self._streams.get(stream)
             now_us = self._clock.now_us()
@@ -122,9 +134,10 @@ class MemoryLog(LogVerbs):
             if behind is None:
                 return page
             start = behind - found.row.floor.offset
-            return replace(page, entries=tuple(islice(found.entries, start, start + limit)))
+            return replace(page, entries=tuple(islice(found.entries, start, start + most)))
 
     async def load(self, stream: str) -> Snapshot:
+        name_of(stream, "stream")
         with self._lock:
             found = self._streams.get(stream)
             alive = rules.life(None if found is None else found.row, self._clock.now_us())
@@ -135,6 +148,8 @@ class MemoryLog(LogVerbs):
             return Snapshot(found.row.head, alive, found.state, dict(found.fields))
 
     async def trim(self, stream: str, upto: int | Position) -> int:
+        name_of(stream, "stream")
+        offset_of(upto)
         with self._lock:
             found = self._streams.get(stream)
             alive = rules.life(None if found is None else found.row, self._clock.now_us())
@@ -143,7 +158,7 @@ class MemoryLog(LogVerbs):
     async def heads(self, streams: Sequence[str]) -> Sequence[Position]:
         with self._lock:
             now_us = self._clock.now_us()
-            return [self._head(name, now_us) for name in streams]
+            return [self._head(name_of(name, "stream"), now_us) for name in streams]
 
     def _head(self, name: str, now_us: int) -> Position:
         found = self._streams.get(name)
@@ -152,7 +167,7 @@ class MemoryLog(LogVerbs):
 
     async def sweep(self, limit: int = 1000) -> int:
         with self._lock:
-            return self._sweep(self._clock.now_us(), limit)
+            return self._sweep(self._clock.now_us(), limit_of(limit))
 
     def _sweep(self, now_us: int, limit: int) -> int:
         over = (n for n, stream in self._streams.items() if rules.is_over(stream.row, now_us))

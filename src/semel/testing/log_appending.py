@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import pytest
@@ -69,6 +70,9 @@ REFUSED_NAMES = {
     "half a letter": "\ud800",
 }
 
+# A bool is no number to a database, and whoever shares its batch would pay for it.
+NO_NUMBERS = (True, 1.5, 1.0, "1")
+
 ODD_BYTES = {
     "empty": b"",
     "NUL": b"\0a\0",
@@ -76,6 +80,14 @@ ODD_BYTES = {
     "a number": b"0",
     "1 MiB": b"\xff\0" * 2**19,
 }
+
+
+class _Name(enum.StrEnum):
+    A = "a"
+
+
+class _Number(enum.IntEnum):
+    ONE = 1
 
 
 def log_of(store: LogStore, colour: Colour) -> Any:
@@ -330,13 +342,73 @@ class AppendingContract(InBothColours):
         for stream, id, more in refused:
             with pytest.raises(SettingsError):
                 await log.append(stream, b"x", id=id, **more)
+        with pytest.raises(SettingsError):
+            await log.read(name)
+        with pytest.raises(SettingsError):
+            await log.load(name)
+        with pytest.raises(SettingsError):
+            await log.trim(name, 1)
+        with pytest.raises(SettingsError):
+            await log.heads([STREAM, name])
         assert (await log.read(STREAM)).life == "unknown"
 
-    @pytest.mark.parametrize("number", [-1, LARGEST + 1])
-    async def test_a_number_that_no_store_can_count_is_refused(self, log: Any, number: int) -> None:
+    @pytest.mark.parametrize("number", [-1, LARGEST + 1, *NO_NUMBERS, None], ids=repr)
+    async def test_a_number_that_no_store_can_count_is_refused(self, log: Any, number: Any) -> None:
         for more in ({"fences": {"p": number}}, {"state": Field("f", number, b"")}):
             with pytest.raises(SettingsError):
                 await log.append(STREAM, b"x", id="a", **more)
+
+    async def test_a_place_that_is_no_whole_number_is_refused(self, log: Any) -> None:
+        await put(log, "a")
+        for wrong in NO_NUMBERS:
+            place: Any = Position(wrong, beginning(STREAM).tag)  # type: ignore[arg-type]
+            with pytest.raises(SettingsError):
+                await log.append(STREAM, b"x", id="b", expect=wrong)
+            for upto in (wrong, place):
+                with pytest.raises(SettingsError):
+                    await log.trim(STREAM, upto)
+            with pytest.raises(SettingsError):
+                await log.read(STREAM, place)
+        assert len(await datas(log)) == 1
+
+    async def test_where_nothing_can_be_nothing_is(self, log: Any) -> None:
+        head = await put(log, "a", b"1")
+        for far, trimmed in ((-1, 0), (2**70, 1)):
+            assert await log.append(STREAM, b"2", id="b", expect=far) == VersionConflict(head)
+            assert (await log.read(STREAM, Position(far, head.tag))).lost
+            assert await log.trim(STREAM, Position(far, head.tag)) == 0
+            assert await datas(log) == [b"1"]
+            assert await log.trim(STREAM, far) == trimmed
+
+    async def test_a_limit_is_a_number_from_0_on(self, log: Any) -> None:
+        await put(log, "a")
+        for wrong in (-1, -5, *NO_NUMBERS, None):
+            with pytest.raises(SettingsError):
+                await log.read(STREAM, None, wrong)
+            with pytest.raises(SettingsError):
+                await log.sweep(wrong)
+        for limit in (0, 1, 2**31, 2**63, 2**70):
+            page = await log.read(STREAM, None, limit)
+            assert (page.lost, len(page.entries)) == (False, min(limit, 1))
+            assert await log.sweep(limit) == 0
+
+    async def test_what_is_not_bytes_is_refused(self, log: Any) -> None:
+        for data in (bytearray(b"x"), memoryview(b"x"), "x", 1):
+            state: Any = (Replace(data), Field("f", 1, data))  # type: ignore[arg-type]
+            keys = ({"data": data}, {"reply": data}, {"fingerprint": data})
+            for more in (*keys, {"state": state[0]}, {"state": state[1]}):
+                asked: dict[str, Any] = {"data": b"x", "fingerprint": b"", **more}
+                with pytest.raises(SettingsError):
+                    await log.append(STREAM, id="a", **asked)
+        assert (await log.read(STREAM)).life == "unknown"
+
+    async def test_names_and_numbers_may_be_those_of_an_enum(self, log: Any) -> None:
+        field = Field(_Name.A, _Number.ONE, b"1")
+        position = await put(log, _Name.A, fences={_Name.A: _Number.ONE}, state=field)
+        assert [e.id for e in (await log.read(STREAM)).entries] == ["a"]
+        assert dict((await log.load(STREAM)).fields) == {"a": FieldValue(1, b"1")}
+        assert await log.append(STREAM, b"x", id="a", fences={"a": 0}) == Repeated(position)
+        assert await log.append(STREAM, b"x", id="b", fences={"a": 0}) == Fenced("a", 1)
 
     @pytest.mark.parametrize("data", ODD_BYTES.values(), ids=ODD_BYTES)
     async def test_bytes_come_back(self, log: Any, data: bytes) -> None:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.entries import Appended, Ended, Keep, Mismatch, Position, Repeated, Replace, beginning
+from semel.entries import (
+    LONGEST_S,
+    Appended,
+    Ended,
+    Keep,
+    Mismatch,
+    Position,
+    Repeated,
+    Replace,
+    beginning,
+)
 from semel.testing.log_appending import STREAM, AppendingContract, datas, put
 
 SHORT_S = 100.0
@@ -296,6 +306,18 @@ class KeepingContract(AppendingContract):
         assert await datas(log) == [b"1"]
         snapshot = await log.load(STREAM)
         assert (snapshot.position, snapshot.life, snapshot.state) == (head, "open", b"s")
+
+    async def test_a_stream_is_kept_for_as_long_as_anybody_can_say(
+        self, store: Any, log: Any
+    ) -> None:
+        most = 2**53 - 1
+        keep = Keep(most, most, LONGEST_S, LONGEST_S, LONGEST_S)
+        first = await put(log, "a", b"1", keep=keep)
+        await put(log, "z", b"2", keep=keep, ends=True)
+        await self.age(store, 100 * 24 * 3600)
+        await log.sweep()
+        assert await datas(log) == [b"1", b"2"]
+        assert await log.append(STREAM, b"1", id="a", keep=keep) == Repeated(first)
 
     async def test_the_last_append_says_how_long_a_stream_is_kept(
         self, store: Any, log: Any

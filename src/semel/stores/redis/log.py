@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 from semel.entries import Answer, Appended, Keep, Page, Position, Snapshot, StateChange
 from semel.ports import KEEP
-from semel.stores.log_rules import checked_fences, checked_state, mark_of, name_of
+from semel.stores.log_rules import (
+    check_append,
+    checked_fences,
+    checked_state,
+    limit_of,
+    mark_of,
+    name_of,
+)
 from semel.stores.redis import log_words as words
 from semel.stores.redis.line import Line
 from semel.stores.redis.log_words import Place, place_of
@@ -43,6 +50,7 @@ class RedisLog:
     ) -> Answer:
         # Said directly, as a claim is: an operation as a value would cost a tenth of the call.
         place, line = place_of(self._namespace, stream), self._line()
+        check_append(data, fingerprint, expect, reply)
         mark = mark_of(name_of(id, "id"), fingerprint if fingerprint is not None else data or b"")
         packed = words.appending(
             place, mark, id, data, reply, expect, words.packed_keep(keep, ends, line.is_cluster)
@@ -73,8 +81,9 @@ class RedisLog:
 
     async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
         place = place_of(self._namespace, stream)
-        call = words.reading(place, after, limit)
-        return await self._told(place, call, lambda said: words.page_of(place, after, limit, said))
+        most = limit_of(limit)
+        call = words.reading(place, after, most)
+        return await self._told(place, call, lambda said: words.page_of(place, after, most, said))
 
     async def load(self, stream: str) -> Snapshot:
         place = place_of(self._namespace, stream)
@@ -101,4 +110,5 @@ class RedisLog:
 
     async def sweep(self, limit: int = 1000) -> int:
         """Nothing to do: Redis drops streams by itself when their time is over."""
+        limit_of(limit)
         return 0

@@ -40,7 +40,7 @@ from semel.entries import (
 )
 from semel.errors import CorruptRecordError
 from semel.stores import log_rules as rules
-from semel.stores.log_rules import MOST_NUMBER, Row, micros, name_of
+from semel.stores.log_rules import Row, micros, name_of
 from semel.stores.redis.scripts import FOR_EVER_US, SENSELESS, Call, Script
 
 _LUA = files("semel.stores") / "lua" / "log"
@@ -209,8 +209,7 @@ def why_silent(said: Any) -> str | None:
 
 def reading(place: Place, after: Position | None, limit: int) -> Call:
     # One more: the entry at the position itself, which tells whether it is the reader's own.
-    offset = 0 if after is None else min(after.offset, MOST_NUMBER)
-    return _call(READ, (place.meta, place.log), offset, limit + 1)
+    return _call(READ, (place.meta, place.log), rules.offset_of(after), limit + 1)
 
 
 def loading(place: Place) -> Call:
@@ -218,9 +217,9 @@ def loading(place: Place) -> Call:
 
 
 def trimming(place: Place, upto: int | Position) -> Call:
-    if isinstance(upto, Position):
-        return _call(TRIM, (place.meta, place.log), upto.offset, upto.tag)
-    return _call(TRIM, (place.meta, place.log), min(upto, MOST_NUMBER))
+    offset = rules.offset_of(upto)
+    tag = (upto.tag,) if isinstance(upto, Position) else ()
+    return _call(TRIM, (place.meta, place.log), offset, *tag)
 
 
 def page_of(place: Place, after: Position | None, limit: int, reply: Any) -> Page:

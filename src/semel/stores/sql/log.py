@@ -17,7 +17,7 @@ from semel.entries import Answer, Page, Position, Snapshot
 from semel.errors import SemelError, StoreUnavailableError
 from semel.stores.batch import Batcher
 from semel.stores.bells import Tower
-from semel.stores.log_rules import Append, LogVerbs
+from semel.stores.log_rules import Append, LogVerbs, limit_of, name_of, offset_of
 from semel.stores.sql import limits, log_reading, log_sweeping, log_writing, schema
 from semel.stores.sql.dialects import Dialect
 from semel.stores.sql.faults import part_unavailable
@@ -106,7 +106,7 @@ class SQLLog(LogVerbs):
         return await self.on(await self.lines(), work)
 
     async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
-        dialect = self.dialect()
+        dialect, limit = self.dialect(), limit_of(limit)
         lines = await self.ask(log_reading.reading(dialect, stream, after, limit))
         return log_reading.page_of(dialect, stream, after, limit, lines)
 
@@ -124,6 +124,8 @@ class SQLLog(LogVerbs):
 
     async def trim(self, stream: str, upto: int | Position) -> int:
         """A chunk at a time: who appends meanwhile waits for one of them only."""
+        name_of(stream, "stream")
+        offset_of(upto)
         trimmed, more = 0, True
         while more:
             count, more = await self.run(partial(log_reading.trim, stream=stream, upto=upto))
@@ -132,7 +134,7 @@ class SQLLog(LogVerbs):
 
     async def sweep(self, limit: int = 1000) -> int:
         """A chunk at a time, with a rest as long as each took."""
-        swept, more = 0, True
+        swept, more, limit = 0, True, limit_of(limit)
         while more and swept < limit:
             size = min(log_sweeping.SWEEP_CHUNK, limit - swept)
             began = self.colour.now()

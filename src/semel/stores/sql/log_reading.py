@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from semel.entries import Entry, FieldValue, Page, Position, Snapshot, beginning
@@ -26,6 +27,11 @@ _ROW = ", ".join(f"s.{column}" for column in words.ROW.split(", "))
 _STREAM = "(SELECT 1 AS one) AS here LEFT JOIN semel_stream AS s ON s.id = ?"
 
 
+@lru_cache(maxsize=16_384)
+def _id_of(stream: str) -> bytes:
+    return stream_id(rules.name_of(stream, "stream"))
+
+
 # --- a page -------------------------------------------------------------------------------------
 
 # The reader's own last entry comes first, if it is there: its tag tells whether that is what was
@@ -41,7 +47,7 @@ READ = (
 
 
 def reading(dialect: Dialect, stream: str, after: Position | None, limit: int) -> Said:
-    id, behind = stream_id(stream), 0 if after is None else after.offset
+    id, behind = _id_of(stream), rules.offset_of(after)
     return READ, (*dialect.now_param(), behind, id, id, behind, limit + 1)
 
 
@@ -82,7 +88,7 @@ LOAD = (
 
 
 def loading(dialect: Dialect, stream: str) -> Said:
-    return LOAD, (*dialect.now_param(), stream_id(stream))
+    return LOAD, (*dialect.now_param(), _id_of(stream))
 
 
 def snapshot_of(dialect: Dialect, stream: str, lines: Rows) -> Snapshot:
@@ -107,13 +113,13 @@ HEADS = (
 
 
 def ending(dialect: Dialect, streams: Sequence[str]) -> Said:
-    are, given = words.among(dialect, [stream_id(stream) for stream in streams])
+    are, given = words.among(dialect, [_id_of(stream) for stream in streams])
     return HEADS.format(are), (*given, *dialect.now_param())
 
 
 def heads_of(streams: Sequence[str], lines: Rows) -> list[Position]:
     found = {bytes(id): Position(int(head), tag) for id, head, tag in lines}
-    return [found.get(stream_id(stream)) or beginning(stream) for stream in streams]
+    return [found.get(_id_of(stream)) or beginning(stream) for stream in streams]
 
 
 # --- trimming -----------------------------------------------------------------------------------
@@ -135,8 +141,8 @@ async def trim(link: Link, stream: str, upto: int | Position) -> tuple[int, bool
 
 
 async def _trimming(link: Link, stream: str, upto: int | Position) -> tuple[list[Said], int, bool]:
-    dialect, id = link.dialect, stream_id(stream)
-    offset = upto.offset if isinstance(upto, Position) else upto
+    dialect, id = link.dialect, _id_of(stream)
+    offset = rules.offset_of(upto)
     at = AT, (*dialect.now_param(), id, offset)
     *_, rows, [(now, tag)] = await link.together(
         [*words.begun(dialect), words.locked(dialect, [id]), at]

@@ -50,6 +50,10 @@ def wired(value: Any) -> bytes | None:
         return b"\x01" if value else b"\x00"
     if kind is Array:
         return _wired_array(value)
+    if isinstance(value, str):  # a member of an enum, as below
+        return value.encode()
+    if isinstance(value, int):
+        return _INT8(value)
     raise TypeError(f"no statement of ours is given a {kind.__name__}")
 
 

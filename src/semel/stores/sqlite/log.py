@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from semel.entries import Answer, Page, Position, Snapshot
 from semel.stores.batch import BatchPerLoop
 from semel.stores.bells import Tower
-from semel.stores.log_rules import Append, LogVerbs
+from semel.stores.log_rules import Append, LogVerbs, limit_of, name_of, offset_of
 from semel.stores.sqlite.streams import Streams, Written
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
@@ -36,23 +36,29 @@ class SQLiteLog(LogVerbs):
         return answer
 
     async def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Page:
-        page: Page = await self._look(self._streams.read, stream, after, limit)
+        name_of(stream, "stream")
+        offset_of(after)
+        page: Page = await self._look(self._streams.read, stream, after, limit_of(limit))
         return page
 
     async def load(self, stream: str) -> Snapshot:
-        snapshot: Snapshot = await self._look(self._streams.load, stream)
+        snapshot: Snapshot = await self._look(self._streams.load, name_of(stream, "stream"))
         return snapshot
 
     async def heads(self, streams: Sequence[str]) -> Sequence[Position]:
+        for stream in streams:
+            name_of(stream, "stream")
         heads: Sequence[Position] = await self._look(self._streams.heads, streams)
         return heads
 
     async def trim(self, stream: str, upto: int | Position) -> int:
+        name_of(stream, "stream")
+        offset_of(upto)
         count: int = await self._change(self._streams.trim, stream, upto)
         return count
 
     async def sweep(self, limit: int = 1000) -> int:
-        count: int = await self._change(self._streams.sweep, limit)
+        count: int = await self._change(self._streams.sweep, limit_of(limit))
         return count
 
 
