@@ -15,7 +15,7 @@
  * stands behind the event that was handed over last.
  */
 
-import { type Ending, type Fetch, type Request, Line, asking, headersOf, openingOf } from "./line.js";
+import { type Ending, type Fetch, type Request, Line, asking, openingOf } from "./line.js";
 import {
   type Connect,
   type FeedEvent,
@@ -32,7 +32,10 @@ export interface FeedOptions {
   readonly after?: string | null;
   /** The number of the last event that was seen: go on behind it. */
   readonly lastSeq?: number | null;
-  /** Sent with every request; a function is asked each time, so that a token can be renewed. */
+  /**
+   * Sent with every request; a function is asked each time, so that a token can be renewed. One that
+   * throws ends the feed: what may pass, it tries again by itself.
+   */
   readonly headers?: HeadersInit | (() => HeadersInit | Promise<HeadersInit>);
   readonly credentials?: RequestCredentials;
   /** Ends the feed when it is aborted. */
@@ -114,6 +117,9 @@ export class Feed implements AsyncIterableIterator<FeedEvent> {
     this.#inTurn = true;
     try {
       return await this.#next();
+    } catch (error) {
+      this.#abandon();
+      throw error;
     } finally {
       this.#inTurn = false;
     }
@@ -182,6 +188,15 @@ export class Feed implements AsyncIterableIterator<FeedEvent> {
     this.#become(status);
   }
 
+  /** Whoever hears of an error calls nothing more: nothing may be left open behind it. */
+  #abandon(): void {
+    try {
+      this.#finish("failed");
+    } catch {
+      // A listener that throws, again: what it threw first is told.
+    }
+  }
+
   #become(status: Status): void {
     if (this.#status === status) return;
     this.#status = status;
@@ -211,10 +226,9 @@ export class Feed implements AsyncIterableIterator<FeedEvent> {
 
   /** Ask for the current state, beside the feed. */
   async state(): Promise<unknown> {
-    const headers = await headersOf(this.#request);
-    headers.set("Accept", "application/json");
     const { fetch, url } = this.#request;
-    const response = await fetch(url.href, asking(this.#request, headers));
+    const init = await asking(this.#request, (headers) => headers.set("Accept", "application/json"));
+    const response = await fetch(url.href, init);
     if (response.ok) return await response.json();
     const { status, detail } = openingOf(response, await response.text());
     const message = `the server answered ${status}: ${detail || "nothing more"}`;

@@ -4,7 +4,7 @@
  * A call that is over, however it ended, is aborted: its socket is closed, and no timer is left.
  */
 
-import type { Connect, Opening } from "./rules.js";
+import { type Connect, FeedError, type Opening } from "./rules.js";
 
 /** How a call ended, if not with what was asked for. */
 export type Ending = "closed" | "time up";
@@ -44,6 +44,10 @@ export class Line {
     if (this.#isCut) return "closed";
     return await limited(call, step.withinMs, async () => {
       const response = await this.#fetch(step, call.signal);
+      if (call.signal.aborted) {
+        void response.body?.cancel(); // by a fetch that does not listen to its signal
+        return "closed";
+      }
       this.#reader = response.body?.getReader() ?? null;
       const isFeed = response.status === 200 && mediaType(response) === "text/event-stream";
       return openingOf(response, isFeed ? "" : await this.#said());
@@ -52,13 +56,14 @@ export class Line {
 
   async #fetch(step: Connect, signal: AbortSignal): Promise<Response> {
     const url = new URL(this.#request.url);
-    const headers = await headersOf(this.#request);
-    headers.set("Accept", "text/event-stream");
-    if (step.cursor !== null) headers.set("Last-Event-ID", step.cursor);
     if (step.lastSeq !== null) {
       url.search += `${url.search === "" ? "?" : "&"}last_seq=${step.lastSeq}`;
     }
-    return await this.#request.fetch(url.href, { ...asking(this.#request, headers), signal });
+    const init = await asking(this.#request, (headers) => {
+      headers.set("Accept", "text/event-stream");
+      if (step.cursor !== null) headers.set("Last-Event-ID", step.cursor);
+    });
+    return await this.#request.fetch(url.href, { ...init, signal });
   }
 
   async #said(): Promise<string> {
@@ -112,8 +117,8 @@ export class Line {
 }
 
 /**
- * The work, or how it ended. Any error is taken for the network's: `fetch` does not tell which it
- * was. Whoever is aborted is not waited for, whether they listen to that or not.
+ * The work, or how it ended. Any error but a `FeedError` is taken for the network's: `fetch` does not
+ * tell which it was. Whoever is aborted is not waited for, whether they listen to that or not.
  */
 async function limited<T>(
   call: AbortController,
@@ -122,6 +127,10 @@ async function limited<T>(
 ): Promise<T | Ending> {
   let isUp = false;
   const ending = (): Ending => (isUp ? "time up" : "closed");
+  const failed = (error: unknown): Ending => {
+    if (error instanceof FeedError) throw error;
+    return ending();
+  };
   let aborted = (): void => undefined;
   const ended = new Promise<Ending>((resolve) => {
     aborted = () => resolve(ending());
@@ -135,7 +144,7 @@ async function limited<T>(
     Math.min(withinMs, LONGEST_TIMER_MS),
   );
   try {
-    return await Promise.race([work().catch(ending), ended]);
+    return await Promise.race([work().catch(failed), ended]);
   } finally {
     clearTimeout(timer);
     call.signal.removeEventListener("abort", aborted);
@@ -144,14 +153,47 @@ async function limited<T>(
 
 // --- requests and answers -----------------------------------------------------------------------
 
-export async function headersOf(request: Request): Promise<Headers> {
-  const given = request.headers;
-  return new Headers(typeof given === "function" ? await given() : given);
+/**
+ * What `fetch` is asked with. What it would refuse without asking anybody is a `FeedError`: the next
+ * time it would be refused again, and `fetch` does not tell that from a network that failed.
+ */
+export async function asking(
+  request: Request,
+  add: (headers: Headers) => void,
+): Promise<RequestInit> {
+  const { credentials, headers: given, url } = request;
+  if (!["http:", "https:"].includes(url.protocol)) {
+    throw new FeedError(`${url.protocol} is no address of a feed; it begins with http: or https:`);
+  }
+  if (url.username !== "" || url.password !== "") {
+    throw new FeedError("fetch takes no credentials in an address: give them in headers");
+  }
+  const headers = await headersOf(given);
+  add(headers);
+  const init: RequestInit = {
+    headers,
+    cache: "no-store",
+    ...(credentials === undefined ? {} : { credentials }),
+  };
+  try {
+    new globalThis.Request(url.href, init);
+  } catch (error) {
+    throw hopeless("the request cannot be made", error);
+  }
+  return init;
 }
 
-export function asking(request: Request, headers: Headers): RequestInit {
-  const { credentials } = request;
-  return { headers, cache: "no-store", ...(credentials === undefined ? {} : { credentials }) };
+async function headersOf(given: Request["headers"]): Promise<Headers> {
+  try {
+    return new Headers(typeof given === "function" ? await given() : given);
+  } catch (error) {
+    throw hopeless("the headers cannot be had", error);
+  }
+}
+
+function hopeless(message: string, cause: unknown): FeedError {
+  const said = cause instanceof Error ? cause.message : String(cause);
+  return Object.assign(new FeedError(`${message}: ${said}`), { cause });
 }
 
 export function openingOf(response: Response, body: string): Opening {

@@ -164,6 +164,55 @@ test("nobody there is waited for, with growing pauses", { timeout: 20_000 }, asy
   await late.close();
 });
 
+// --- what cannot be asked -----------------------------------------------------------------------
+
+const HOPELESS = {
+  "headers that cannot be had": [{ headers: async () => Promise.reject(new Error("logged out")) }, /logged out/],
+  "a function of headers that throws": [{ headers: () => assert.fail("a mistake") }, /a mistake/],
+  "a name that no header has": [{ headers: { "no name": "x" } }, /no name/i],
+  "a value that no header has": [{ headers: { "X-Name": "\u20ac" } }, /./],
+  "credentials that fetch does not know": [{ credentials: "all" }, /all/],
+  "a password in the address": [{ at: (url) => url.replace("//", "//me:secret@") }, /credentials|password/i],
+  "a scheme that nobody speaks": [{ at: () => "gopher://example.test/job" }, /gopher/],
+};
+for (const [name, [{ at = (url) => url, ...options }, words]] of Object.entries(HOPELESS)) {
+  serving(`${name}: told at once, and not tried again`, [sends(...WHOLE)], async (server, world) => {
+    const told = (error) => {
+      assert(error instanceof FeedError);
+      assert.match(error.message, words);
+      assert.doesNotMatch(error.message, /secret/);
+      assert(error.cause !== undefined || options.headers === undefined);
+      return true;
+    };
+    const events = feed(at(server.url), { ...options, world });
+    await assert.rejects(all(events), told);
+    assert.equal(events.status, "failed");
+    assert.deepEqual(await events.next(), { done: true, value: undefined });
+
+    const seen = [];
+    const onStatus = (status) => seen.push(status);
+    const error = await new Promise((resolve) => {
+      feed(at(server.url), { ...options, world }).listen({ onError: resolve, onStatus });
+    });
+    assert(told(error));
+    assert.deepEqual(seen, ["connecting", "failed"]);
+    assert.deepEqual([server.asked.length, world.slept], [0, []]);
+  });
+}
+
+serving("headers that do not come are not waited for", [sends(...WHOLE)], async (server, world) => {
+  let asked = 0;
+  const headers = () => (++asked === 1 ? new Promise(() => undefined) : {});
+  assert.deepEqual(await all(feed(server.url, { headers, silenceMs: 150, world })), ALL);
+  assert(asked >= 2);
+});
+
+serving("a password in an address is kept out of an error of the state", [answers(204)], async (server) => {
+  const events = feed(server.url.replace("//", "//me:secret@"));
+  await assert.rejects(events.state(), (error) => error instanceof FeedError && !/secret/.test(error.message));
+  await assert.rejects(feed(server.url, { headers: () => assert.fail("mine") }).state(), FeedError);
+});
+
 // --- what is asked ------------------------------------------------------------------------------
 
 serving(
@@ -252,6 +301,18 @@ test("a fetch that does not listen to its signal is not waited for", { timeout: 
   assert.deepEqual(await ended, []);
 });
 
+test("an answer that comes after it was given up is hung up on", { timeout: 5_000 }, async () => {
+  const hungUp = new Promise((resolve) => {
+    const body = new ReadableStream({ cancel: resolve });
+    const answer = new Response(body, { headers: { "Content-Type": "text/event-stream" } });
+    const late = () => new Promise((given) => setTimeout(() => given(answer), 50));
+    const events = feed("http://x.test/", { fetch: late });
+    void all(events);
+    setTimeout(() => events.close(), 10);
+  });
+  await hungUp;
+});
+
 serving("two loops over one feed are refused", [holds(PLAIN)], async (server) => {
   const events = feed(server.url);
   const first = events.next();
@@ -301,6 +362,23 @@ serving("a listener that throws ends the feed and is told", [holds(...WHOLE.slic
   assert.equal(error.message, "mine");
   await server.empty();
 });
+
+for (const [bad, part] of [
+  ["open", holds(...WHOLE.slice(0, 2))],
+  ["waiting", answers(503, "", { "Retry-After": "60" })],
+]) {
+  serving(`a listener that throws at "${bad}" leaves nothing behind`, [part], async (server) => {
+    const onStatus = (status) => {
+      if (status !== "connecting") throw new Error(status);
+    };
+    const events = feed(server.url);
+    const error = await new Promise((resolve) => events.listen({ onStatus, onError: resolve }));
+    assert.equal(error.message, bad);
+    assert.equal(events.status, "failed");
+    assert.deepEqual(await events.next(), { done: true, value: undefined });
+    await server.empty();
+  });
+}
 
 serving("a listener of a feed that is closed is not told of an end", [holds(PLAIN)], async (server) => {
   const seen = [];
