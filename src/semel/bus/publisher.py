@@ -58,8 +58,13 @@ class _Flow:
         keep: Keep | None,
         most_bytes: int,
     ) -> None:
-        if shards is not None and not (isinstance(shards, int) and shards >= 1):
-            raise SettingsError(f"shards={shards!r}: at least one, or None without a router")
+        match shards:
+            case None:
+                pass
+            case int() if shards >= 1:
+                pass
+            case _:
+                raise SettingsError(f"shards={shards!r}: at least one, or None without a router")
         if not isinstance(stages, Stages):
             raise SettingsError(f"stages={stages!r:.80}: give Stages({{...}})")
         self._domain = jobs.checked_domain(domain)
