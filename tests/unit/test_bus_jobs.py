@@ -8,6 +8,7 @@ import pytest
 from semel.bus import jobs
 from semel.bus.jobs import event_of, id_in_shard, shard_of, state_of, stream_of
 from semel.colour import ASYNC
+from semel.entries import FieldValue, Position, Snapshot
 from semel.errors import SettingsError
 from semel.stores import MemoryStore
 
@@ -177,6 +178,16 @@ async def test_the_state_is_the_furthest_stages_event_and_each_stages_last():
         "rule": 2,
     }
     assert state["life"] == "open"
+
+
+def test_of_stages_with_the_same_number_every_store_tells_the_same():
+    def said(stage):
+        return FieldValue(rank=5, data=json.dumps({"stage": stage}).encode())
+
+    for names in (("zeta", "alpha", "mid"), ("mid", "zeta", "alpha")):
+        snapshot = Snapshot(Position(3, "0" * 12), "open", None, {n: said(n) for n in names})
+        state = state_of(snapshot)
+        assert (state["stage"], list(state["stages"])) == ("zeta", ["alpha", "mid", "zeta"])
 
 
 async def test_of_a_job_that_is_not_there_there_is_no_state():

@@ -255,4 +255,4 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _by_seq(fields: Mapping[str, FieldValue]) -> list[tuple[str, FieldValue]]:
-    return sorted(fields.items(), key=lambda item: item[1].rank & MOST_SEQ)
+    return sorted(fields.items(), key=lambda item: (item[1].rank & MOST_SEQ, item[0]))
