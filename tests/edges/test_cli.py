@@ -797,10 +797,10 @@ def test_a_new_sqlite_ledger_says_that_it_is_no_outbox(tmp_path):
     new = f"{tmp_path}/new.db"
     made = semel_cli("db", "init", f"sqlite:///{new}")
     assert made.exit_code == 0
-    assert "a ledger only" in made.stderr
+    assert "is for a ledger and a log" in made.stderr
     told = re.search(r"`semel db init (sqlite\+pysqlite:///\S+)`", made.stderr)
     assert told is not None, made.stderr
-    assert "a ledger only" not in semel_cli("db", "check", f"sqlite:///{new}").stderr
+    assert "is for a ledger and a log" not in semel_cli("db", "check", f"sqlite:///{new}").stderr
     (tmp_path / "new.db").unlink()
     assert semel_cli("db", "init", told[1]).exit_code == 0
     assert semel_cli("outbox", "status", f"sqlite:///{new}").exit_code == 0

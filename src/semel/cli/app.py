@@ -509,7 +509,7 @@ def _show_disk(verb: str, url: str, *, as_json: bool) -> None:
         connect(url).close()
         found = disk.look(url)
         if found.version and url.lower().startswith("sqlite:") and not as_json:
-            show.print_error(disk.ledger_only(found.path))
+            show.print_error(disk.without_outbox(found.path))
     where = f"{found.path}: format version {found.version}" if found.version else ""
     problems = [found.problem] if found.problem else []
     _show_report(where, found.version, problems, as_json=as_json)

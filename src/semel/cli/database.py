@@ -62,6 +62,6 @@ def _refuse_file(path: str, what: str) -> None:
         raise SettingsError(f"there is nothing at {path!r}; check the path in the URL")
     if disk.maker(path) == "SQLiteStore":
         raise SettingsError(
-            f"{path} was made by SQLiteStore and is a ledger only; {what} is in another file: "
+            f"{path} was made by SQLiteStore, for a ledger and a log; {what} is in another file: "
             "`semel db init sqlite+pysqlite:///PATH` makes one"
         )

@@ -15,17 +15,17 @@ from pathlib import Path
 from semel.errors import StoreUnavailableError
 from semel.stores import path_of
 
-__all__ = ["Found", "ledger_only", "look", "maker", "meant"]
+__all__ = ["Found", "look", "maker", "meant", "without_outbox"]
 
 INIT = "`semel db init URL` makes a ledger there"
 
 
-def ledger_only(path: str) -> str:
+def without_outbox(path: str) -> str:
     """What a new file of SQLiteStore is not."""
     other = shlex.quote(f"sqlite+pysqlite:///{path}")
     return (
-        f"{path} is a ledger only; if you want an outbox or an inbox there, delete it and run "
-        f"`semel db init {other}`"
+        f"{path} is for a ledger and a log; if you want an outbox or an inbox there, delete it and "
+        f"run `semel db init {other}`"
     )
 
 

@@ -389,7 +389,7 @@ async def _say_once(link: Link, statement: str) -> None:
 def _of_sqlite_store(path: str) -> str:
     return (
         f"{path} was made by SQLiteStore; write sqlite:///{path}, as in semel.connect(...). It is "
-        "a ledger only: for an outbox or an inbox give SQLStore another file"
+        "for a ledger and a log: for an outbox or an inbox give SQLStore another file"
     )
 
 
