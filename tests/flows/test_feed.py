@@ -565,6 +565,34 @@ async def test_after_a_failover_without_loss_nobody_is_told_anything(store):
 
 
 @simulated()
+async def test_a_state_that_a_failover_took_back_is_not_told_again(store):
+    """Loaded for somebody, and gone before the reader itself had come so far."""
+    await store.fill(range(1, 4))
+    replica = store.copied()
+    async with Feed(store) as feed:
+        first = Following(feed)
+        await first.until(lambda f: len(f.told) == 3)
+        log, load = store.inner._log, store.inner._log.load
+
+        async def load_before_a_failover(stream):
+            snapshot = await load(stream)
+            log.load = load
+            store.fail_over(replica)
+            return snapshot
+
+        store.is_deaf, log.load = True, load_before_a_failover
+        await store.fill(range(4, 7))
+        lost = Following(feed, after="no cursor")
+        await lost.until(lambda f: len(f.told) >= 2)
+        await asyncio.sleep(10)
+        assert [news.snapshot.position.offset for news in lost.told] == [6, 3]
+        await store.append("4b", ends=True)
+        for following in (first, lost):
+            await following.until(lambda f: f.over)
+        assert texts(lost)[-2:] == ["4b", "end"]
+
+
+@simulated()
 async def test_a_second_failover_before_the_first_was_told_holds_nobody_up(store):
     """The state that was just read is of a history that is over, too."""
     await store.fill(range(1, 4))

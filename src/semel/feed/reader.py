@@ -247,10 +247,14 @@ class Reader:
 
     # --- the state ------------------------------------------------------------------------------
 
-    async def snapshot(self) -> Snapshot:
-        """The state as of a moment from which one can go on: asked for once for everybody."""
+    async def snapshot(self, besides: Position) -> Snapshot:
+        """The state as of a moment from which one can go on: asked for once for everybody.
+
+        Not the one of `besides`, from where whoever asks could not go on: since it was loaded, a
+        failover may have taken back what it tells.
+        """
         held = self._snapshot
-        if held is None or not self._leads_on(held.position):
+        if held is None or held.position == besides or not self._leads_on(held.position):
             held = await self._load()
         return held
 

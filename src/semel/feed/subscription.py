@@ -216,7 +216,7 @@ class Subscription:
         return Burst(taken, taken[-1].position, b"".join(frames))
 
     async def _reset(self, reason: Reason) -> Reset:
-        snapshot = await self.reader.snapshot()
+        snapshot = await self.reader.snapshot(besides=self.position)
         if snapshot.life == "unknown":
             reason = "gone"
         self._lost = None
