@@ -86,6 +86,7 @@ class Reader:
         self._snapshot: Snapshot | None = None
         self._is_lost = False  # as of the last turn
         self._is_rung = False
+        self._is_missed = False  # by somebody whose position it does not have
         self._is_looked_after = False  # woken by the net, and by nobody since
         self._waiter: asyncio.Future[None] | None = None
         self._task = asyncio.ensure_future(self._run())
@@ -170,6 +171,11 @@ class Reader:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def catch_up(self) -> None:
+        """Look now, for somebody who is further, or in another history: it is told when we have."""
+        self._is_missed = True
+        self.wake()
+
     async def _wait(self) -> None:
         if not self._is_rung:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -180,7 +186,7 @@ class Reader:
     # --- reading --------------------------------------------------------------------------------
 
     async def _turn(self) -> bool:
-        window = self.window
+        window, is_missed = self.window, self._is_missed
         page = await self._feed.read(self.stream, window.head)
         if page.lost:
             return await self._lost(page)
@@ -196,7 +202,9 @@ class Reader:
         else:
             window.add(page.entries)
         self._synced(page.life, at_end=self.window.head == page.head)
-        if is_news:
+        if is_missed:
+            self._is_missed = False
+        if is_news or is_missed:
             self.tell()
         return self.window.head != page.head
 

@@ -232,7 +232,7 @@ class Subscription:
                 self.reader = self._feed.instead_of(self.reader, self.position)
                 self.reader.followers[self] = None
             self._asked = True
-            self.reader.wake()
+            self.reader.catch_up()
 
     async def next(self) -> Burst | Reset | End | None:
         """What follows, as soon as there is something; None when the feed is closed."""
