@@ -46,6 +46,11 @@ class Sync:
         with feed(url, **options) as events:
             return events.state()
 
+    def state_after(self, url, **options):
+        with feed(url, **options) as events:
+            list(events)
+            return events.state()
+
 
 class Async:
     def follow(self, url, *, take=None, **options):
@@ -66,6 +71,14 @@ class Async:
     def state(self, url, **options):
         async def main():
             async with feed(url, **options) as events:
+                return await events.state()
+
+        return asyncio.run(main())
+
+    def state_after(self, url, **options):
+        async def main():
+            async with feed(url, **options) as events:
+                await _all(events)
                 return await events.state()
 
         return asyncio.run(main())
@@ -225,6 +238,102 @@ def test_a_redirect_is_followed(runner, world):
         assert runner.follow(server.url, world=world) == ALL
 
 
+SECRETS = {"Authorization": "Bearer s3cret", "X-Api-Key": "s3cret", "Cookie": "session=s3cret"}
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["own", "given"])
+def test_a_redirect_to_another_place_takes_nothing_along_that_was_for_the_first(
+    runner, world, is_given
+):
+    client = None
+    if is_given:
+        secret = {"X-Other": "s3cret"}
+        auth = ("me", "s3cret")
+        client = runner.client(
+            follow_redirects=True, headers=secret, cookies={"a": "s3cret"}, auth=auth
+        )
+    with (
+        Raw(answers(302, headers={"Location": "/there"}), sends(WHOLE)) as other,
+        Raw(answers(307, headers={"Location": other.url})) as server,
+    ):
+        options = {"client": client, "headers": SECRETS, "after": cursor_of(1), "world": world}
+        assert runner.follow(server.url, **options) == ALL[1:]
+    assert server.asked[0].headers["x-api-key"] == "s3cret"
+    assert [asked.target for asked in other.asked] == ["/feeds/job-1", "/there"]
+    for asked in other.asked:
+        assert "s3cret" not in str(asked.headers)
+        assert asked.headers["last-event-id"] == cursor_of(1)
+        assert asked.headers["accept"] == "text/event-stream"
+
+
+def test_a_redirect_to_the_same_place_takes_everything_along(runner, world):
+    with Raw(answers(307, headers={"Location": "/there"}), sends(WHOLE)) as server:
+        assert runner.follow(server.url, headers={"X-Api-Key": "s3cret"}, world=world) == ALL
+    assert server.asked[1].headers["x-api-key"] == "s3cret"
+
+
+def test_a_state_is_redirected_in_the_same_way(runner):
+    state = answers(200, {"n": 1}, kind="application/json")
+    with Raw(state) as other, Raw(answers(307, headers={"Location": other.url})) as server:
+        assert runner.state(server.url, headers=SECRETS) == {"n": 1}
+    assert "s3cret" not in str(other.asked[0].headers)
+
+
+def test_a_client_that_follows_no_redirects_is_asked_for_none(runner, world):
+    client = runner.client(follow_redirects=False)
+    with (
+        Raw(sends(WHOLE)) as other,
+        Raw(answers(307, headers={"Location": other.url})) as server,
+        pytest.raises(FeedError, match="307") as caught,
+    ):
+        runner.follow(server.url, client=client, world=world)
+    assert caught.value.status == 307
+    assert other.asked == []
+
+
+def test_redirects_without_end_are_an_error(runner, world):
+    with (
+        Raw(answers(302, headers={"Location": "/again"})) as server,
+        pytest.raises(FeedError, match="redirect") as caught,
+    ):
+        runner.follow(server.url, world=world)
+    assert caught.value.status == 302
+    assert len(server.asked) == 21
+
+
+def test_after_redirects_without_end_there_is_nothing_more(world):
+    again = answers(302, headers={"Location": "/again"})
+    with Raw(again) as server, feed(server.url, world=world) as events:
+        with pytest.raises(FeedError):
+            next(events)
+        assert list(events) == []
+
+
+def test_the_first_failure_in_a_row_is_a_warning_that_says_what_it_was(runner, caplog):
+    """The others are not: who waits for a server to come back need not be told each time."""
+    caplog.set_level("INFO", "semel")
+    late = Raw(answers(503), answers(503), sends(PLAIN), answers(503), sends(WHOLE))
+    late.port = free_port()
+
+    class World(Metronome):
+        async def sleep(self, seconds):
+            await super().sleep(seconds)
+            if len(self.slept) == 2:
+                late.__enter__()
+
+    runner.follow(f"http://{HOST}:{late.port}/job", world=World())
+    late.__exit__()
+    told = [(each.levelname, each.getMessage().rpartition("(")[2]) for each in caplog.records]
+    assert [each for each in told if each[1].endswith(")")] == [
+        ("WARNING", "connection refused)"),
+        ("INFO", "connection refused)"),
+        ("INFO", "the server answered 503)"),
+        ("INFO", "the server answered 503)"),
+        ("INFO", "ended)"),
+        ("WARNING", "the server answered 503)"),
+    ]
+
+
 def test_nobody_there_is_waited_for(runner):
     late = Raw(sends(WHOLE), port=free_port())
 
@@ -291,6 +400,16 @@ def test_a_state_that_is_refused_is_an_error_that_says_why(runner):
     assert caught.value.status == 403
 
 
+@pytest.mark.parametrize("is_given", [False, True], ids=["own", "given"])
+def test_the_state_is_to_be_had_when_the_loop_has_ended(runner, world, is_given):
+    client = runner.client() if is_given else None
+    state = answers(200, {"position": cursor_of(3)}, kind="application/json")
+    with Raw(sends(WHOLE), state) as server:
+        got = runner.state_after(server.url, client=client, world=world)
+    assert got == {"position": cursor_of(3)}
+    assert client is None or not client.is_closed
+
+
 # --- ending early -------------------------------------------------------------------------------
 
 
@@ -318,6 +437,47 @@ def test_another_thread_ends_a_loop_that_waits(part):
         assert ended() == []
         if part is not WAITS["to connect again"]:
             assert server.ended.acquire(timeout=AT_ONCE_S)
+
+
+def test_another_thread_ends_a_loop_that_waits_on_a_connection_that_was_open():
+    """A client of one's own may have used it before, so nobody has seen it being made."""
+
+    def keeps(server, connection, asked):
+        connection.sendall(b"HTTP/1.1 200 -\r\nContent-Length: 0\r\n\r\n")
+        connection.recv(10_000)
+        asked_again.set()
+        holds()(server, connection, asked)
+
+    asked_again = threading.Event()
+    with Raw(keeps) as server, httpx.Client(trust_env=False) as client:
+        client.get(server.url)
+        events = feed(server.url, client=client)
+        ended = in_thread(list, events)
+        assert asked_again.wait(AT_ONCE_S)
+        events.close()
+        assert ended() == []
+        assert len(server.asked) == 1  # one connection
+        assert not client.is_closed
+
+
+def test_an_answer_that_comes_after_the_loop_has_ended_is_hung_up_on():
+    def keeps(server, connection, asked):
+        connection.sendall(b"HTTP/1.1 200 -\r\nContent-Length: 0\r\n\r\n")
+        connection.recv(10_000)
+        asked_again.set()
+        assert ended_loop.wait(AT_ONCE_S)
+        holds(PLAIN + hello(0, 0))(server, connection, asked)
+
+    asked_again, ended_loop = threading.Event(), threading.Event()
+    with Raw(keeps) as server, httpx.Client(trust_env=False) as client:
+        client.get(server.url)
+        events = feed(server.url, client=client)
+        ended = in_thread(list, events)
+        assert asked_again.wait(AT_ONCE_S)
+        events.close()
+        assert ended() == []
+        ended_loop.set()
+        assert server.ended.acquire(timeout=AT_ONCE_S)
 
 
 def test_another_thread_ends_a_loop_over_tls():

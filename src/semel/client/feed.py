@@ -28,6 +28,7 @@ from typing import Any, Self, assert_never
 
 from semel.client.feed_lines import AsyncLine, Client, Ending, Line, SyncLine, is_async, opening_of
 from semel.client.feed_rules import (
+    OK,
     Connect,
     Deliver,
     FeedError,
@@ -108,6 +109,8 @@ class Feed:
         self._world = world
         self._line: Line | None = None
         self._turn = threading.Lock()
+        self._misses = 0  # connections in a row that came to nothing
+        self._reason = ""
 
     @property
     def cursor(self) -> str | None:
@@ -117,11 +120,15 @@ class Feed:
     def state(self) -> Any:
         """Ask for the current state, beside the feed. In async code: `await events.state()`."""
         if self._is_async():
-            return self._state(self._async_line())
-        return run(self._state(self._sync_line()))
+            return self._state(self._new(AsyncLine))
+        return run(self._state(self._new(SyncLine)))
 
     async def _state(self, line: Line) -> Any:
-        response = await line.state()
+        # On a line of its own: the loop's may have ended, or end meanwhile.
+        try:
+            response = await line.state()
+        finally:
+            await line.close()
         if response.is_success:
             return json.loads(response.content)
         answer = opening_of(response, response.content, line.world.wall_s())
@@ -243,26 +250,40 @@ class Feed:
 
     async def _connect(self, line: Line, step: Connect) -> None:
         await line.hang_up()
-        if step.why != "begin":
-            said = "semel: %s: connecting again in %.2f s, behind %s (%s)"
-            log.info(said, place_of(self._url), step.after_s, step.cursor, step.why)
+        self._log(step)
         if step.after_s > 0:
             await line.pause(step.after_s)
         if self._follower.is_over:
             return
         try:
             got = await line.connect(step)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, FeedError):
+                self._follower.stop()
             await line.hang_up()
             raise
         if isinstance(got, Ending):
             self._ended(line, got)
+            self._misses += 1
+            self._reason = got.reason or "no answer"
         else:
             self._follower.opened(line.world.now_s(), got)
+            self._misses = 0 if got.status == OK else self._misses + 1
+            self._reason = "" if got.status == OK else f"the server answered {got.status}"
+
+    def _log(self, step: Connect) -> None:
+        """Say why, and what is news: that a server is not to be had is, but once."""
+        if step.why == "begin":
+            return
+        said = "semel: %s: connecting again in %.2f s, behind %s (%s)"
+        why = self._reason or step.why
+        level = logging.WARNING if self._misses == 1 else logging.INFO
+        log.log(level, said, place_of(self._url), step.after_s, step.cursor, why)
 
     def _ended(self, line: Line, ending: Ending) -> None:
+        self._reason = ending.reason
         now_s = line.world.now_s()
-        if ending is Ending.TIME_UP:
+        if ending.is_time_up:
             self._follower.timed_out(now_s)
         else:
             self._follower.closed(now_s)
@@ -281,7 +302,10 @@ class Feed:
 
     def _of_kind(self, kind: type[SyncLine | AsyncLine], other: str) -> Line:
         if self._line is None:
-            self._line = kind(self._client, self._url, self._headers, self._world)
+            self._line = self._new(kind)
         if not isinstance(self._line, kind):
             raise SettingsError(f"this feed is followed by {other} code; make another: feed(...)")
         return self._line
+
+    def _new(self, kind: type[SyncLine | AsyncLine]) -> Line:
+        return kind(self._client, self._url, self._headers, self._world)

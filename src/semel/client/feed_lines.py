@@ -11,13 +11,15 @@ would go on waiting. It is shut down instead, and closed by whoever reads it.
 from __future__ import annotations
 
 import contextlib
-import enum
+import contextvars
 import functools
 import json
+import os
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, Final, Protocol, TypeAlias
 
 try:
@@ -28,12 +30,13 @@ except ImportError as error:
 
     raise SettingsError("httpx is not installed: pip install 'semel[httpx]'") from error
 
-from semel.client.feed_rules import OK, Connect, Opening
+from semel.client.feed_rules import OK, Connect, FeedError, Opening
 from semel.client.flow import World, is_distrusted
 from semel.client.httpx import HOPELESS, AsyncWorld
 from semel.client.retry import head_of, media_type
 from semel.colour import SYNC
 from semel.errors import SettingsError
+from semel.values import value
 
 Client: TypeAlias = httpx.Client | httpx.AsyncClient
 
@@ -48,6 +51,13 @@ SAID: Final = 64 << 10
 # A connection of one's own is never used for a second request: what is cut is that feed alone.
 ALONE: Final = httpx.Limits(max_keepalive_connections=0)
 
+# What a redirect takes along to another place. All else may be a secret between two.
+CARRIED: Final = frozenset(
+    {"host", "user-agent", "accept", "accept-encoding", "cache-control", "last-event-id"}
+)
+
+PORTS: Final = {"http": 80, "https": 443}
+
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
@@ -55,11 +65,16 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class Ending(enum.Enum):
-    """How a call ended, if not with what was asked for."""
+@value
+class Ending:
+    """How a call ended, if not with what was asked for; `reason` says what went wrong, if known."""
 
-    CLOSED = "closed"
-    TIME_UP = "time up"
+    is_time_up: bool = False
+    reason: str = ""
+
+
+CLOSED: Final = Ending()
+TIME_UP: Final = Ending(is_time_up=True)
 
 
 class Line(Protocol):
@@ -106,6 +121,18 @@ class _Address:
         self._url = httpx.URL(url)
         self._headers = headers
 
+    def redirected(self, response: httpx.Response, hops: int, most: int) -> httpx.Request:
+        """The request that a redirect asks for."""
+        request = response.next_request
+        assert request is not None
+        if hops >= most:
+            status = response.status_code
+            raise FeedError(f"there is no end to the redirects: {hops} so far", status=status)
+        if not _is_same_place(self._url, request.url):
+            for name in set(request.headers) - CARRIED:
+                del request.headers[name]
+        return request
+
     def request(self, client: Client, step: Connect) -> httpx.Request:
         url = self._url
         # The server's own compression would hold events back until there is enough of them.
@@ -121,6 +148,18 @@ class _Address:
     def state_request(self, client: Client) -> httpx.Request:
         headers = {**self._headers, "Accept": "application/json", "Cache-Control": "no-store"}
         return client.build_request("GET", self._url, headers=headers)
+
+
+def _is_same_place(one: httpx.URL, other: httpx.URL) -> bool:
+    """May the second be told what is for the first? TLS instead of none is no other place."""
+    places = [(url.scheme, url.port or PORTS.get(url.scheme)) for url in (one, other)]
+    is_upgrade = places == list(PORTS.items())
+    return one.host == other.host and (places[0] == places[1] or is_upgrade)
+
+
+def _auth(hops: int) -> Any:
+    """What a client knows goes to the first place alone, as with httpx's own redirects."""
+    return None if hops else httpx.USE_CLIENT_DEFAULT
 
 
 def opening_of(response: httpx.Response, body: bytes, wall_s: float) -> Opening:
@@ -151,7 +190,20 @@ def _ending_of(error: Exception) -> Ending:
     """How this call ended; what the next one would end with, too, is raised."""
     if isinstance(error, HOPELESS) or is_distrusted(error):
         raise error
-    return Ending.TIME_UP if isinstance(error, httpx.TimeoutException) else Ending.CLOSED
+    return Ending(isinstance(error, httpx.TimeoutException), _reason_of(error))
+
+
+def _reason_of(error: BaseException) -> str:
+    """The system's own word for it, where there is one: what is wrapped around it says less."""
+    chain: list[BaseException] = [error]
+    for each in chain:
+        if isinstance(each, socket.gaierror):
+            return each.strerror or str(each)
+        if isinstance(each, OSError) and each.errno and not isinstance(each, ssl.SSLError):
+            return os.strerror(each.errno).lower()
+        inner = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        chain += (e for e in (each.__cause__, each.__context__, *inner) if e and e not in chain)
+    return str(error) or type(error).__name__
 
 
 # DecodingError: an answer that was compressed, whatever we asked for, and was cut.
@@ -161,12 +213,20 @@ FAULTS: Final = (httpx.TransportError, httpx.DecodingError, httpx.StreamError)
 # --- sync ---------------------------------------------------------------------------------------
 
 
+@value
+class _Answer:
+    response: httpx.Response
+    chunks: Iterator[bytes]
+    said: bytes
+
+
 class _Call:
     """One call's socket, to be cut by another thread."""
 
     def __init__(self) -> None:
         self.is_cut = False
         self.stream: Any = None
+        self._answer: Future[_Answer] = Future()
 
     def trace(self, name: str, told: dict[str, Any]) -> None:
         """Called by httpcore, which knows of a connection before it has a response."""
@@ -185,6 +245,35 @@ class _Call:
             with contextlib.suppress(OSError):
                 # Not TLS's own shutdown, which waits for the other side.
                 socket.socket.shutdown(end, socket.SHUT_RDWR)
+        self._answer.cancel()
+
+    def aside(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Ask in a thread of its own, and wait for that, or until we are cut: then None.
+
+        A connection that was open before is not known until it answers, so nobody can shut it
+        down. Whoever waits is woken instead, and the thread hangs up when its answer comes.
+        """
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(self._ask, ask), daemon=True).start()
+        try:
+            return self._answer.result()
+        except CancelledError:
+            return None
+        except BaseException:
+            self.cut()  # interrupted, say: nobody is there for the answer
+            raise
+
+    def _ask(self, ask: Callable[[], _Answer]) -> None:
+        try:
+            answer = ask()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            with contextlib.suppress(InvalidStateError):
+                self._answer.set_exception(error)
+            return
+        try:
+            self._answer.set_result(answer)
+        except InvalidStateError:
+            answer.response.close()
 
 
 class SyncLine:
@@ -203,6 +292,7 @@ class SyncLine:
         self._sleeps = world is not None
         self._address = _Address(url, headers)
         self._own = client is None
+        self._follows = client is None or client.follow_redirects
         self._client = client or httpx.Client(limits=ALONE, verify=_trusted())
         self._woken = threading.Event()
         self._call = _Call()
@@ -212,27 +302,39 @@ class SyncLine:
     async def connect(self, step: Connect) -> Opening | Ending:
         call = self._call = _Call()
         if self._woken.is_set():
-            return Ending.CLOSED
+            return CLOSED
         request = self._address.request(self._client, step)
         request.extensions = {**request.extensions, "trace": call.trace}
+        ask = functools.partial(self._asked, call, request)
         with _limited(call, step.within_s) as timer:
             try:
-                response = self._client.send(request, stream=True, follow_redirects=True)
-                self._response = response
-                call.has(response.extensions.get("network_stream"))
-                self._chunks = response.iter_bytes()
-                body = b"" if _is_feed(response) else self._said()
+                answer = ask() if self._own else call.aside(ask)
             except FAULTS as error:
                 return timer.ending or _ending_of(error)
-        return opening_of(response, body, self.world.wall_s())
+        if answer is None:
+            return timer.ending or CLOSED
+        self._response, self._chunks = answer.response, answer.chunks
+        return opening_of(answer.response, answer.said, self.world.wall_s())
 
-    def _said(self) -> bytes:
-        body = b""
-        for chunk in self._chunks:
-            body += chunk
-            if len(body) > SAID:
-                break
-        return body
+    def _asked(self, call: _Call, request: httpx.Request) -> _Answer:
+        response = self._sent(request)
+        try:
+            call.has(response.extensions.get("network_stream"))
+            chunks = response.iter_bytes()
+            return _Answer(response, chunks, b"" if _is_feed(response) else _said(chunks))
+        except BaseException:
+            response.close()
+            raise
+
+    def _sent(self, request: httpx.Request) -> httpx.Response:
+        client, hops = self._client, 0
+        while True:
+            response = client.send(request, stream=True, follow_redirects=False, auth=_auth(hops))
+            if response.next_request is None or not self._follows:
+                return response
+            response.close()
+            request = self._address.redirected(response, hops, client.max_redirects)
+            hops += 1
 
     async def read(self, within_s: float) -> bytes | Ending:
         with _limited(self._call, within_s) as timer:
@@ -240,7 +342,7 @@ class SyncLine:
                 chunk = next(self._chunks, None)
             except FAULTS as error:
                 return timer.ending or _ending_of(error)
-        return chunk if chunk is not None else timer.ending or Ending.CLOSED
+        return chunk if chunk is not None else timer.ending or CLOSED
 
     async def pause(self, seconds: float) -> None:
         if self._sleeps:
@@ -263,8 +365,21 @@ class SyncLine:
             self._client.close()
 
     async def state(self) -> httpx.Response:
-        request = self._address.state_request(self._client)
-        return self._client.send(request, follow_redirects=True)
+        response = self._sent(self._address.state_request(self._client))
+        try:
+            response.read()
+        finally:
+            response.close()
+        return response
+
+
+def _said(chunks: Iterator[bytes]) -> bytes:
+    body = b""
+    for chunk in chunks:
+        body += chunk
+        if len(body) > SAID:
+            break
+    return body
 
 
 class _Timer:
@@ -277,7 +392,7 @@ def _limited(call: _Call, within_s: float) -> Iterator[_Timer]:
     timer = _Timer()
 
     async def cut() -> None:
-        timer.ending = Ending.TIME_UP
+        timer.ending = TIME_UP
         call.cut()
 
     alarm = SYNC.later(within_s, cut)
@@ -306,6 +421,7 @@ class AsyncLine:
         self._sleeps = world is not None
         self._address = _Address(url, headers)
         self._own = client is None
+        self._follows = client is None or client.follow_redirects
         self._client = client or httpx.AsyncClient(limits=ALONE, verify=_trusted())
         self._is_cut = False
         self._scope = anyio.CancelScope()
@@ -321,11 +437,10 @@ class AsyncLine:
 
     async def connect(self, step: Connect) -> Opening | Ending:
         request = self._address.request(self._client, step)
-        ending = Ending.TIME_UP
+        ending = TIME_UP
         with self._limited(step.within_s):
             try:
-                response = await self._client.send(request, stream=True, follow_redirects=True)
-                self._response = response
+                response = self._response = await self._sent(request)
                 self._chunks = response.aiter_bytes()
                 body = b"" if _is_feed(response) else await self._said(self._chunks)
             except FAULTS as error:
@@ -333,6 +448,19 @@ class AsyncLine:
             else:
                 return opening_of(response, body, self.world.wall_s())
         return ending
+
+    async def _sent(self, request: httpx.Request) -> httpx.Response:
+        client, hops = self._client, 0
+        while True:
+            response = await client.send(
+                request, stream=True, follow_redirects=False, auth=_auth(hops)
+            )
+            if response.next_request is None or not self._follows:
+                return response
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+            request = self._address.redirected(response, hops, client.max_redirects)
+            hops += 1
 
     async def _said(self, chunks: AsyncIterator[bytes]) -> bytes:
         body = b""
@@ -343,14 +471,14 @@ class AsyncLine:
         return body
 
     async def read(self, within_s: float) -> bytes | Ending:
-        ending = Ending.TIME_UP
+        ending = TIME_UP
         with self._limited(within_s):
             try:
                 chunk = None if self._chunks is None else await anext(self._chunks, None)
             except FAULTS as error:
                 ending = _ending_of(error)
             else:
-                return Ending.CLOSED if chunk is None else chunk
+                return CLOSED if chunk is None else chunk
         return ending
 
     async def pause(self, seconds: float) -> None:
@@ -374,5 +502,10 @@ class AsyncLine:
                 await self._client.aclose()
 
     async def state(self) -> httpx.Response:
-        request = self._address.state_request(self._client)
-        return await self._client.send(request, follow_redirects=True)
+        response = await self._sent(self._address.state_request(self._client))
+        try:
+            await response.aread()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+        return response
