@@ -1254,7 +1254,7 @@ async def test_notify_is_heard_elsewhere_and_by_nobody_without_it(desk, ordered)
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 async def test_a_listener_whose_connection_breaks_connects_anew(desk, monkeypatch):
-    monkeypatch.setattr(notify, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(notify, "SOON_S", 0.01)
     bell = ASYNC.waiter()
     listening = asyncio.create_task(desk.reader().listen(bell))
     assert await bell.wait(30)

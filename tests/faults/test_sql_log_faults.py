@@ -349,7 +349,7 @@ async def test_of_many_who_make_the_same_streams_at_once_all_are_heard(url):
 @pytest.mark.servers
 @pytest.mark.parametrize("server", ["postgres", "mariadb"])
 async def test_a_server_that_was_killed_and_restarted_resets_nobody(request, server, monkeypatch):
-    monkeypatch.setattr(notify, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(notify, "SOON_S", 0.05)
     url = request.getfixturevalue(f"{server}_tables_url")
     process = request.getfixturevalue(f"{server}_server")
     store = SQLStore(url)
@@ -378,7 +378,7 @@ async def test_a_server_that_was_killed_and_restarted_resets_nobody(request, ser
 async def test_a_bell_whose_connection_breaks_wakes_everybody_when_it_hears_again(
     postgres_tables_url, monkeypatch
 ):
-    monkeypatch.setattr(notify, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(notify, "SOON_S", 0.01)
     store = SQLStore(postgres_tables_url)
     bell, ears = store.bell(), [Ear() for _ in range(3)]
     for number, ear in enumerate(ears):

@@ -32,6 +32,7 @@ from semel.stores.sql import (
     log_sweeping,
     log_words,
     log_writing,
+    notify,
     upgrade,
 )
 from semel.stores.sql import log as sql_log
@@ -311,6 +312,50 @@ async def test_a_bell_of_a_store_that_has_sync_code_only_polls_in_a_thread(tmp_p
     await bell.aclose()
     await other.aclose()
     engine.dispose()
+
+
+async def test_a_bell_on_the_applications_async_engine_connects_as_that_does(postgres_tables_url):
+    """The URL alone may lead nowhere: who, how and with what may be the engine's own."""
+    url = make_url(postgres_tables_url)
+    known = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database}
+    # Of its pool nothing is taken away: there is one connection, and the log needs it.
+    engine = create_async_engine(
+        "postgresql+psycopg://", connect_args=known, pool_size=1, max_overflow=0
+    )
+    store, other = SQLStore(engine), SQLStore(postgres_tables_url)
+    bell, ear = store.bell(), Ear()
+    await bell.listen("s", ear.wake)
+    await ear.hears()
+    await other.log(ASYNC).append("s", b"1", id="1")
+    await ear.hears()
+    await store.log(ASYNC).append("s", b"2", id="2")
+    await ear.hears()
+    await bell.aclose()
+    assert engine.pool.checkedout() == 0
+    await engine.dispose()
+    await other.aclose()
+
+
+async def test_a_bell_that_cannot_listen_says_so_once(monkeypatch, caplog):
+    pauses, for_ever = [], asyncio.Event()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) > 6:
+            await for_ever.wait()
+
+    monkeypatch.setattr(notify.ASYNC, "sleep", sleep)
+    engine = create_async_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    bell = SQLStore(engine).bell()
+    await bell.listen("s", lambda: None)
+    async with asyncio.timeout(20):
+        while len(pauses) <= 6:
+            await asyncio.sleep(0.01)
+    await bell.aclose()
+    assert pauses[0] < pauses[1] < pauses[-2] == pauses[-1]
+    warned = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "NOTIFY" in warned[0].getMessage()
 
 
 # --- tables -------------------------------------------------------------------------------------

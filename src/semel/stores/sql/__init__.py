@@ -108,6 +108,12 @@ class SQLStore:
         """The database, with user and password and without a driver."""
         return self._url.set(drivername=self._url.get_backend_name())
 
+    @property
+    def heard_at(self) -> sa.URL | AsyncEngine:
+        """Where to listen: a given engine knows more of how to connect than its URL tells."""
+        engine = self._async_engine if self._given else None
+        return engine if engine is not None and engine.driver == "psycopg" else self.url
+
     def ledger(self, colour: Colour) -> StoreLedger:
         return self._ledger(colour.name)
 
@@ -134,7 +140,7 @@ class SQLStore:
 
     def bell(self) -> Bell:
         if self._url.get_backend_name() == "postgresql" and can_hear():
-            return NotifyBell(self.url)
+            return NotifyBell(self.heard_at)
         return PollBell(self._tower, self._heads)
 
     async def _heads(self, streams: Sequence[str]) -> Sequence[Position]:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.colour import ASYNC
 from semel.entries import Position
@@ -56,11 +57,11 @@ class _Ear:
 class NotifyBell:
     """Rings for what anybody appends who says so by NOTIFY."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, place: URL | AsyncEngine) -> None:
         self.listeners = Listeners()
         self._names: dict[str, str] = {}
         ring_all = self.listeners.ring_all
-        self._ear = _Ear(lambda: hear(url, CHANNEL, begun=ring_all, heard=self._heard))
+        self._ear = _Ear(lambda: hear(place, CHANNEL, begun=ring_all, heard=self._heard))
 
     async def listen(self, stream: str, wake: Wake) -> None:
         if self.listeners.add(stream, wake):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.colour import ASYNC
 from semel.errors import SettingsError
-from semel.stores.sql.faults import LONGEST_PAUSE_S
 from semel.stores.sql.lines import CONNECT_WITHIN_S, open_async_engine
 
 log = logging.getLogger("semel")
@@ -20,34 +20,63 @@ log = logging.getLogger("semel")
 QUIET_S = 30.0
 
 
+# How long until it is tried again to listen: at first, and at most, if that goes on failing.
+SOON_S = 0.5
+LATER_S = 8.0
+
+
 async def hear(
-    url: URL, channel: str, begun: Callable[[], None], heard: Callable[[str], None]
+    place: URL | AsyncEngine,
+    channel: str,
+    begun: Callable[[], None],
+    heard: Callable[[str], None],
 ) -> None:
     """Call `heard` with every word, until cancelled. A connection that breaks is made anew.
 
-    `begun` is called whenever it begins to listen: anything may have been said before.
+    `begun` is called whenever it begins to listen: anything may have been said before. An engine
+    is its owner's: it makes the connection, and gets back its place in the pool at once.
     """
     try:
-        engine = open_async_engine(url)
+        engine = open_async_engine(place) if isinstance(place, URL) else place
     except SettingsError as error:
         log.warning("semel: nobody listens for NOTIFY, %s", error)
         return
     try:
-        while True:
-            try:
-                await _hear(engine, channel, begun, heard)
-            except Exception as error:  # noqa: BLE001 - whatever it is: this is only a hint
-                log.info("semel: listening for NOTIFY was interrupted: %s", error)
-                await ASYNC.sleep(LONGEST_PAUSE_S)
+        await _go_on(engine, channel, begun, heard)
     finally:
-        await engine.dispose()
+        if engine is not place:
+            await engine.dispose()
+
+
+async def _go_on(
+    engine: AsyncEngine, channel: str, begun: Callable[[], None], heard: Callable[[str], None]
+) -> None:
+    pause_s, level = SOON_S, logging.WARNING
+
+    def listening() -> None:
+        nonlocal pause_s, level
+        pause_s, level = SOON_S, logging.INFO
+        begun()
+
+    while True:
+        try:
+            await _hear(engine, channel, listening, heard)
+        except Exception as error:  # noqa: BLE001 - whatever it is: this is only a hint
+            log.log(level, "semel: nobody listens for NOTIFY now, readers are late: %s", error)
+        level = logging.INFO
+        await ASYNC.sleep(pause_s)
+        pause_s = min(LATER_S, 2 * pause_s)
 
 
 async def _hear(
-    engine: Any, channel: str, begun: Callable[[], None], heard: Callable[[str], None]
+    engine: AsyncEngine, channel: str, begun: Callable[[], None], heard: Callable[[str], None]
 ) -> None:
     async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
         driver: Any = (await connection.get_raw_connection()).driver_connection
+        await connection.run_sync(lambda ours: ours.detach())
+        await connection.invalidate()
+    async with driver:
         await driver.execute(f"LISTEN {channel}")
         begun()
         while True:

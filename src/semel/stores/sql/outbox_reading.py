@@ -211,7 +211,7 @@ class OutboxReader:
         missed, so this is never the only reason to look. Ends at once where there is no NOTIFY.
         """
         if self._store.url.drivername == "postgresql":
-            await hear(self._store.url, CHANNEL, begun=bell.ring, heard=lambda _: bell.ring())
+            await hear(self._store.heard_at, CHANNEL, begun=bell.ring, heard=lambda _: bell.ring())
 
     # --- pages ------------------------------------------------------------------------------
 
