@@ -11,7 +11,8 @@ acknowledged is gone, so a new group begins with what comes then. Nobody can tel
 end, so a lost end is not noticed. A message that is published again is there again, and a former
 owner may publish: each message comes at least once, for the first time in order, and the inbox
 passes over the rest. Before the first group is there, publishing answers `Full`: RabbitMQ would
-confirm what it throws away.
+confirm what it throws away. One that is killed soon after a group joined may have forgotten which
+topic its queue belongs to, so that whoever connects anew joins again.
 
 `maxlen` limits what waits in each queue. Beyond it RabbitMQ refuses, and the relay waits; a group
 that reads meanwhile is sent the same message with every try. With it, each message waits for the
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 from semel.brokers import rules
@@ -107,7 +109,6 @@ class RabbitBroker:
         """Those we know of."""
         self._mode: Mode = mode
         self._prefix = prefix
-        self._declared: set[str] = set()
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._consumers: dict[tuple[str, str, int], RabbitConsumer] = {}
 
@@ -115,10 +116,11 @@ class RabbitBroker:
 
     async def publish(self, batch: Batch) -> Receipt:
         rules.check(batch, self.shards)
-        if batch.topic not in self._declared:
+        link = await self._line.link()
+        if batch.topic not in link.declared:
             for group in sorted(self._groups.get(batch.topic, ())):
                 await self.join(batch.topic, group)
-            self._declared.add(batch.topic)
+            link.declared.add(batch.topic)
         written, refused = write(batch.messages, self._mode)
         lock = self._locks.setdefault((batch.topic, batch.shard), asyncio.Lock())
         async with lock:
@@ -233,7 +235,8 @@ class RabbitBroker:
         # One reader per shard: a view that was opened here before would keep its place.
         if former := self._consumers.pop((topic, group, shard), None):
             await former.close()
-        consumer = RabbitConsumer(self._line, self._queue(topic, group, shard), topic, name)
+        queue, join = self._queue(topic, group, shard), partial(self.join, topic, group)
+        consumer = RabbitConsumer(self._line, queue, topic, name, join)
         self._consumers[topic, group, shard] = consumer
         return consumer
 

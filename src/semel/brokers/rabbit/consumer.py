@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -35,8 +35,11 @@ AHEAD = 300
 class RabbitConsumer:
     """What `RabbitBroker.consumer` returns."""
 
-    def __init__(self, line: Line, queue: str, topic: str, name: str) -> None:
+    def __init__(
+        self, line: Line, queue: str, topic: str, name: str, join: Callable[[], Awaitable[None]]
+    ) -> None:
         self._line = line
+        self._join = join
         self._queue = queue
         self._topic = topic
         self._name = name
@@ -112,6 +115,9 @@ class RabbitConsumer:
         if self._is_closed:
             return False
         link = await self._line.link()
+        if self._link is not link:
+            # A server that was killed may have kept the queue and lost its binding.
+            await self._join()
         if self._link is not link or self._channel is None or self._channel.is_closed:
             await self._begin()
         return not self._is_closed
