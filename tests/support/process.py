@@ -223,9 +223,24 @@ class ServerProcess:
     def kill(self) -> None:
         """Crash it: SIGKILL to the whole family at once, with nothing flushed or closed."""
         with self._lock:
-            self._signal(signal.SIGKILL)
-            if self._popen is not None:
-                self._popen.wait()
+            if self._popen is None:
+                return
+            if self.running:
+                self._kill_family()
+            self._popen.wait()
+
+    def _kill_family(self) -> None:
+        """None is left behind: a backend that dies a moment later keeps PostgreSQL's memory, and
+        who starts anew meanwhile is refused.
+        """
+        self._popen.send_signal(signal.SIGSTOP)  # it starts no more children
+        wait_until(lambda: _is_frozen(self.pid), f"{self.name} to freeze")
+        members = family(self.pid)
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._popen.wait()
+        wait_until(lambda: all(map(_is_over, members)), f"{self.name} to be gone")
 
     def pause(self) -> None:
         """Freeze it: connections stay open and nobody answers."""
@@ -303,7 +318,7 @@ class ServerProcess:
         return self.running
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the server first, so that it starts no more children, then to its children."""
+        """To the server first, then to its children."""
         if not self.running:
             return
         for pid in family(self.pid):
@@ -325,11 +340,20 @@ def family(pid: int) -> list[int]:
 
 def _is_frozen(pid: int) -> bool:
     """Have all its threads stopped, or ended?"""
+    return _are_all_in(pid, "TtZX")
+
+
+def _is_over(pid: int) -> bool:
+    """Has it ended? Whether anybody has asked how is no matter."""
+    return _are_all_in(pid, "ZX")
+
+
+def _are_all_in(pid: int, states: str) -> bool:
     if not HAS_PROC:
         return True
     for thread in list(Path(f"/proc/{pid}/task").glob("*/stat")):
         with contextlib.suppress(OSError):  # ended while we were looking
-            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+            if thread.read_text().rpartition(")")[2].split()[0] not in states:
                 return False
     return True
 

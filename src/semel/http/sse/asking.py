@@ -85,7 +85,7 @@ def asked(request: protocol.Request) -> Asked:
         for name, content in request.headers
     )
     ticket = query.get("ticket", "")
-    cursor = (request.header("last-event-id") or "").strip() or query.get("after", "")
+    cursor = (request.header("last-event-id") or "").strip(" \t") or query.get("after", "")
     seq = query.get("last_seq", "")
     last_seq = int(seq) if _SEQ.fullmatch(seq) else None
     if cursor:
