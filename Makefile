@@ -14,7 +14,7 @@
 PYTHON ?= python3
 # Options for pytest, e.g. make test ARGS="-k redis -x"
 ARGS ?=
-# Each has servers of its own. On two cores three take 16 minutes, and two 19: much is waiting.
+# Each has servers of its own. On two cores three take 17 minutes, and two 19: much is waiting.
 WORKERS ?= 3
 # Which folder of examples/ to start
 NAME ?= orders_api

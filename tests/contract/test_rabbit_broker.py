@@ -243,15 +243,46 @@ async def test_a_binding_that_the_server_lost_is_made_again(rabbit_server, rabbi
             consumer = await worker.consumer(TOPIC, "billing", 0, name="a", fence=1)
             assert await broker.publish(batch(1)) == Taken(1)
             assert len(await consumer.read(1, wait_s=5.0)) == 1
-            async with await aio_pika.connect(rabbit_url) as connection:
-                channel = await connection.channel()
-                queue = await channel.get_queue(worker._queue(TOPIC, "billing", 0))
-                await queue.unbind(worker._exchange(TOPIC), "0")
+            await lose_binding(rabbit_url, broker)
             proxy.cut()
             if who == "the worker":
                 assert isinstance(await in_the_end(lambda: broker.publish(batch(2))), Full)
                 await in_the_end(consumer.left_over)
             assert await in_the_end(lambda: broker.publish(batch(2))) == Taken(1)
+
+
+async def test_nothing_is_published_over_a_connection_that_is_newer_than_the_joining(
+    rabbit_server, rabbit_url, monkeypatch
+):
+    """Another group would get it, and this one would never hear of it."""
+    with Proxy(rabbit_server.port) as proxy:
+        through = rabbit_url.replace(f":{rabbit_server.port}/", f":{proxy.port}/")
+        groups = {TOPIC: ["billing", "mail"]}
+        async with opened(through, groups=groups) as broker, opened(rabbit_url) as worker:
+            join, lost = broker.join, []
+
+            async def join_and_lose(topic, group):
+                link = await broker._line.link()
+                await join(topic, group)
+                if group == "mail" and not lost:
+                    lost.append(link)
+                    await lose_binding(rabbit_url, broker)
+                    proxy.cut()
+                    while not link.ended:
+                        await asyncio.sleep(0)
+
+            monkeypatch.setattr(broker, "join", join_and_lose)
+            assert await in_the_end(lambda: broker.publish(batch(1))) == Taken(1)
+            assert lost
+            assert await reads(worker, 1) == [1]
+
+
+async def lose_binding(url, broker):
+    """As a server does that was killed."""
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue(broker._queue(TOPIC, "billing", 0))
+        await queue.unbind(broker._exchange(TOPIC), "0")
 
 
 async def in_the_end(call):

@@ -439,17 +439,25 @@ def test_another_thread_ends_a_loop_that_waits(part):
             assert server.ended.acquire(timeout=AT_ONCE_S)
 
 
-def test_another_thread_ends_a_loop_that_waits_on_a_connection_that_was_open():
-    """A client of one's own may have used it before, so nobody has seen it being made."""
+def after_one_answer(asked_again, then):
+    """The next request on the same connection is left to `then`."""
 
     def keeps(server, connection, asked):
         connection.sendall(b"HTTP/1.1 200 -\r\nContent-Length: 0\r\n\r\n")
         connection.recv(10_000)
         asked_again.set()
-        holds()(server, connection, asked)
+        then(server, connection, asked)
 
+    return keeps
+
+
+def test_another_thread_ends_a_loop_that_waits_on_a_connection_that_was_open():
+    """A client of one's own may have used it before, so nobody has seen it being made."""
     asked_again = threading.Event()
-    with Raw(keeps) as server, httpx.Client(trust_env=False) as client:
+    with (
+        Raw(after_one_answer(asked_again, holds())) as server,
+        httpx.Client(trust_env=False) as client,
+    ):
         client.get(server.url)
         events = feed(server.url, client=client)
         ended = in_thread(list, events)
@@ -461,15 +469,15 @@ def test_another_thread_ends_a_loop_that_waits_on_a_connection_that_was_open():
 
 
 def test_an_answer_that_comes_after_the_loop_has_ended_is_hung_up_on():
-    def keeps(server, connection, asked):
-        connection.sendall(b"HTTP/1.1 200 -\r\nContent-Length: 0\r\n\r\n")
-        connection.recv(10_000)
-        asked_again.set()
+    def comes_late(server, connection, asked):
         assert ended_loop.wait(AT_ONCE_S)
         holds(PLAIN + hello(0, 0))(server, connection, asked)
 
     asked_again, ended_loop = threading.Event(), threading.Event()
-    with Raw(keeps) as server, httpx.Client(trust_env=False) as client:
+    with (
+        Raw(after_one_answer(asked_again, comes_late)) as server,
+        httpx.Client(trust_env=False) as client,
+    ):
         client.get(server.url)
         events = feed(server.url, client=client)
         ended = in_thread(list, events)

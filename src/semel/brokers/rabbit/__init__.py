@@ -61,7 +61,7 @@ from aio_pika.exceptions import (
 
 from semel.brokers.rabbit.consumer import RabbitConsumer
 from semel.brokers.rabbit.events import SHORT, Mode, write
-from semel.brokers.rabbit.line import IN_A_URL, Line, all_of
+from semel.brokers.rabbit.line import IN_A_URL, Line, Link, all_of
 
 __all__ = ["RabbitBroker", "RabbitConsumer"]
 
@@ -116,11 +116,6 @@ class RabbitBroker:
 
     async def publish(self, batch: Batch) -> Receipt:
         rules.check(batch, self.shards)
-        link = await self._line.link()
-        if batch.topic not in link.declared:
-            for group in sorted(self._groups.get(batch.topic, ())):
-                await self.join(batch.topic, group)
-            link.declared.add(batch.topic)
         written, refused = write(batch.messages, self._mode)
         lock = self._locks.setdefault((batch.topic, batch.shard), asyncio.Lock())
         async with lock:
@@ -142,7 +137,7 @@ class RabbitBroker:
 
         That it finds no queue is such a case: a group may join between two messages.
         """
-        link = await self._line.link()
+        link = await self._joined(batch.topic)
         known = (batch.topic, batch.shard) in link.routable
         return WINDOW if known and self._maxlen is None else 1
 
@@ -151,7 +146,7 @@ class RabbitBroker:
     ) -> Receipt | None:
         """None when all of them are there."""
         place = (batch.topic, batch.shard)
-        async with self._line.using() as link:
+        async with self._line.using(await self._joined(batch.topic)) as link:
             exchange = await link.exchange(self._exchange(batch.topic))
             key = str(batch.shard)
             # Begun in order, they are sent in order: each waits in line for the channel.
@@ -211,6 +206,7 @@ class RabbitBroker:
         if self._maxlen is not None:
             arguments |= {"x-max-length": self._maxlen, "x-overflow": "reject-publish"}
         exchange = self._exchange(topic)
+        link = await self._line.link()
         async with self._line.declaring() as channel:
             await channel.declare_exchange(exchange, "direct", durable=True)
             for shard in range(self.shards):
@@ -219,6 +215,18 @@ class RabbitBroker:
                 )
                 await queue.bind(exchange, str(shard))
         self._groups.setdefault(topic, set()).add(group)
+        link.joined.add((topic, group))
+
+    async def _joined(self, topic: str, group: str | None = None) -> Link:
+        """A connection over which the group has joined, or all that we know of.
+
+        A server that was killed may have kept a queue and lost its binding.
+        """
+        link = await self._line.link()
+        for name in sorted(self._groups.get(topic, ())) if group is None else [group]:
+            if (topic, name) not in link.joined:
+                await self.join(topic, name)
+        return link
 
     async def leave(self, topic: str, group: str) -> None:
         """Forget the group and what lies in its queues."""
@@ -235,8 +243,8 @@ class RabbitBroker:
         # One reader per shard: a view that was opened here before would keep its place.
         if former := self._consumers.pop((topic, group, shard), None):
             await former.close()
-        queue, join = self._queue(topic, group, shard), partial(self.join, topic, group)
-        consumer = RabbitConsumer(self._line, queue, topic, name, join)
+        queue, joined = self._queue(topic, group, shard), partial(self._joined, topic, group)
+        consumer = RabbitConsumer(self._line, joined, queue, topic, name)
         self._consumers[topic, group, shard] = consumer
         return consumer
 

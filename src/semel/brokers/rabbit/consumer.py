@@ -36,10 +36,10 @@ class RabbitConsumer:
     """What `RabbitBroker.consumer` returns."""
 
     def __init__(
-        self, line: Line, queue: str, topic: str, name: str, join: Callable[[], Awaitable[None]]
+        self, line: Line, joined: Callable[[], Awaitable[Link]], queue: str, topic: str, name: str
     ) -> None:
         self._line = line
-        self._join = join
+        self._joined = joined
         self._queue = queue
         self._topic = topic
         self._name = name
@@ -114,18 +114,15 @@ class RabbitConsumer:
         """Is there a channel that gives to us? What was given over an earlier one comes again."""
         if self._is_closed:
             return False
-        link = await self._line.link()
-        if self._link is not link:
-            # A server that was killed may have kept the queue and lost its binding.
-            await self._join()
+        link = await self._joined()
         if self._link is not link or self._channel is None or self._channel.is_closed:
-            await self._begin()
+            await self._begin(link)
         return not self._is_closed
 
-    async def _begin(self) -> None:
+    async def _begin(self, link: Link) -> None:
         self._forget()
         self._channels += 1
-        async with self._line.using() as link:
+        async with self._line.using(link):
             channel = await link.channel()
             self._link, self._channel = link, channel
             channel.close_callbacks.add(self._lost)

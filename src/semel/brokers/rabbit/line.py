@@ -45,8 +45,8 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self.routable: set[tuple[str, int]] = set()
         """Where a message has found a queue."""
-        self.declared: set[str] = set()
-        """Topics whose groups have joined."""
+        self.joined: set[tuple[str, str]] = set()
+        """Topics, and groups that have joined them over this connection."""
         self._connection = connection
         self._publishing: AbstractChannel | None = None
         self._exchanges: dict[str, AbstractExchange] = {}
