@@ -384,7 +384,8 @@ class Log(Protocol):
         id: str,
         fingerprint: bytes | None = None,
         fences: Mapping[str, int] | None = None,
-        expect: int | None = None,
+        rising: Mapping[str, int] | None = None,
+        expect: int | Position | None = None,
         state: StateChange | None = None,
         reply: bytes = b"",
         ends: bool = False,
@@ -394,8 +395,9 @@ class Log(Protocol):
 
         The first of these that holds is the answer. The id is known: `Repeated`, or `Mismatch`
         when the fingerprint is another one (by default, that of `data`). A name in `fences` has a
-        larger number already: `Fenced`. The stream has ended: `Ended`. It does not end at offset
-        `expect`: `VersionConflict`. It holds `keep.full` entries: `Full`. Otherwise `Appended`.
+        larger number already, or one in `rising` a larger or the same: `Fenced`. The stream has
+        ended: `Ended`. It does not end at `expect`, an offset, or a position, which stands for the
+        history, too: `VersionConflict`. It holds `keep.full` entries: `Full`. Otherwise `Appended`.
 
         Without `data` the id and the reply are kept, and there is no entry. `ends`: this is the
         last entry.

@@ -56,14 +56,18 @@ SWEEPS_PER_STREAM = 2
 
 @value
 class Append:
-    """An append, ready for a store. `mark` is made from id and fingerprint: 40 hex digits."""
+    """An append, ready for a store. `mark` is made from id and fingerprint: 40 hex digits.
+
+    `rising` are those of the fences that must grow with each append.
+    """
 
     stream: str
     data: bytes | None
     id: str
     mark: str
     fences: Mapping[str, int]
-    expect: int | None
+    rising: frozenset[str]
+    expect: int | Position | None
     state: StateChange | None
     reply: bytes
     ends: bool
@@ -140,11 +144,12 @@ def decide(seen: Seen, op: Append, now_us: int) -> tuple[Answer, Change | None]:
 
 def _refusal(row: Row, fences: Mapping[str, int], op: Append) -> Answer | None:
     for name, number in op.fences.items():
-        if fences.get(name, number) > number:
-            return Fenced(name, fences[name])
+        held = fences.get(name)
+        if held is not None and (held > number or (held == number and name in op.rising)):
+            return Fenced(name, held)
     if row.ended:
         return Ended(row.head)
-    if op.expect is not None and op.expect != row.head.offset:
+    if op.expect is not None and op.expect not in (row.head, row.head.offset):
         return VersionConflict(row.head)
     length = row.head.offset - row.floor.offset
     if op.data is not None and op.keep.full is not None and length >= op.keep.full:
@@ -280,7 +285,8 @@ class LogVerbs(ABC):
         id: str,
         fingerprint: bytes | None = None,
         fences: Mapping[str, int] | None = None,
-        expect: int | None = None,
+        rising: Mapping[str, int] | None = None,
+        expect: int | Position | None = None,
         state: StateChange | None = None,
         reply: bytes = b"",
         ends: bool = False,
@@ -293,7 +299,8 @@ class LogVerbs(ABC):
                 data,
                 name_of(id, "id"),
                 mark_of(id, fingerprint if fingerprint is not None else data or b""),
-                checked_fences(fences),
+                checked_fences(fences, rising),
+                frozenset(rising) if rising else _NO_RISING,
                 expect,
                 checked_state(state),
                 reply,
@@ -330,7 +337,7 @@ def check_append(data: Any, fingerprint: Any, expect: Any, reply: Any) -> None:
     if fingerprint is not None:
         _check_bytes(fingerprint, "fingerprint")
     if expect is not None:
-        whole(expect, "expect")
+        whole(expect.offset if isinstance(expect, Position) else expect, "expect")
     _check_bytes(reply, "reply")
 
 
@@ -368,11 +375,16 @@ def offset_of(place: int | Position | None) -> int:
 
 
 _NO_FENCES: Mapping[str, int] = {}
+_NO_RISING: frozenset[str] = frozenset()
 
 
-def checked_fences(fences: Mapping[str, int] | None) -> Mapping[str, int]:
-    if not fences:
+def checked_fences(
+    fences: Mapping[str, int] | None, rising: Mapping[str, int] | None = None
+) -> Mapping[str, int]:
+    """All of them, those that must grow last."""
+    if not fences and not rising:
         return _NO_FENCES
+    fences = {**(fences or _NO_FENCES), **(rising or _NO_FENCES)}
     for name, number in fences.items():
         name_of(name, "fence's name")
         _counted(number, f"the fence {name!r}")

@@ -219,6 +219,49 @@ class AppendingContract(InBothColours):
         assert answer == VersionConflict(beginning(STREAM))
         assert (await log.read(STREAM)).life == "unknown"
 
+    async def test_an_expected_position_is_of_one_history(self, log: Any) -> None:
+        before = beginning(STREAM)
+        assert await log.append(STREAM, b"x", id="a", expect=Position(0, "0" * 12)) == (
+            VersionConflict(before)
+        )
+        first = await put(log, "a", expect=before)
+        for other in (before, Position(1, "0" * 12), Position(2, first.tag), Position(1, "1")):
+            answer = await log.append(STREAM, b"y", id="b", expect=other, state=Replace(b"s"))
+            assert answer == VersionConflict(first)
+        assert (await log.load(STREAM)).state is None
+        assert (await put(log, "b", expect=first)).offset == 2
+
+    # --- numbers that must grow -----------------------------------------------------------------
+
+    async def test_a_rising_number_is_taken_once(self, log: Any) -> None:
+        first = await put(log, "a", rising={"c": 3})
+        for late in (3, 2, 0):
+            answer = await log.append(STREAM, b"z", id="b", rising={"c": late}, state=Replace(b"z"))
+            assert answer == Fenced("c", 3)
+        assert (await log.load(STREAM)).position == first
+        assert await log.append(STREAM, b"x", id="a", rising={"c": 3}) == Repeated(first)
+        assert (await put(log, "b", rising={"c": 4, "d": 0})).offset == 2
+        assert await log.append(STREAM, b"x", id="c", rising={"d": 0}) == Fenced("d", 0)
+
+    async def test_a_rising_number_is_taken_by_a_reply_without_an_entry(self, log: Any) -> None:
+        await put(log, "a", None, reply=b"no", rising={"c": 1})
+        assert await log.append(STREAM, b"x", id="b", rising={"c": 1}) == Fenced("c", 1)
+        assert (await put(log, "c", rising={"c": 2})).offset == 1
+
+    async def test_a_rising_number_is_remembered_when_its_id_is_forgotten(self, log: Any) -> None:
+        forgetful = Keep(entries=1, ids_s=0.0)
+        for n in range(1, 40):
+            await put(log, f"a{n}", rising={"c": n}, keep=forgetful)
+        for n in (1, 20, 39):
+            assert await log.append(STREAM, b"x", id=f"again{n}", rising={"c": n}) == (
+                Fenced("c", 39)
+            )
+
+    async def test_rising_numbers_and_fences_are_the_same_numbers(self, log: Any) -> None:
+        await put(log, "a", rising={"p": 5}, fences={"q": 1})
+        assert await log.append(STREAM, b"x", id="b", fences={"p": 4}) == Fenced("p", 5)
+        assert (await put(log, "b", fences={"p": 5}, rising={"q": 2})).offset == 2
+
     # --- fences -------------------------------------------------------------------------------
 
     async def test_a_stale_fence_is_refused_and_changes_nothing(self, log: Any) -> None:

@@ -42,7 +42,8 @@ class RedisLog:
         id: str,
         fingerprint: bytes | None = None,
         fences: Mapping[str, int] | None = None,
-        expect: int | None = None,
+        rising: Mapping[str, int] | None = None,
+        expect: int | Position | None = None,
         state: StateChange | None = None,
         reply: bytes = b"",
         ends: bool = False,
@@ -55,8 +56,9 @@ class RedisLog:
         packed = words.appending(
             place, mark, id, data, reply, expect, words.packed_keep(keep, ends, line.is_cluster)
         )
-        if fences or state is not None:
-            packed = words.with_more(packed, checked_fences(fences), checked_state(state))
+        if fences or rising or state is not None:
+            fences = checked_fences(fences, rising)
+            packed = words.with_more(packed, fences, rising or (), checked_state(state))
         said = await line.call(Call(words.APPEND, place.meta, packed))
         if type(said) is bytes:
             offset, _, tag = said.partition(b".")

@@ -8,7 +8,7 @@ is, the rules themselves decide from the row that comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
@@ -115,7 +115,7 @@ def appending(
     id: str,
     data: bytes | None,
     reply: bytes,
-    expect: int | None,
+    expect: int | Position | None,
     keep: bytes,
 ) -> bytes:
     """The command, without fences and without a change of the state."""
@@ -127,18 +127,20 @@ def appending(
             keep,
             b"$40\r\n%b\r\n$%d\r\n%b\r\n" % (mark.encode(), len(name), name),
             _NO_ENTRY if data is None else b"$1\r\n1\r\n$%d\r\n%b\r\n" % (len(data), data),
-            _NOTHING if expect is None else _word(b"%d" % expect),
+            _NOTHING if expect is None else _word(str(expect).encode()),
             _word(reply) if reply else _NOTHING,
             _NO_FENCES,
         )
     )
 
 
-def with_more(packed: bytes, fences: Mapping[str, int], state: StateChange | None) -> bytes:
-    """The command, with both."""
+def with_more(
+    packed: bytes, fences: Mapping[str, int], rising: Container[str], state: StateChange | None
+) -> bytes:
+    """The command, with both. A number that must grow has a plus in front of it."""
     words: list[bytes] = []
     for name, number in fences.items():
-        words += (name.encode(), b"%d" % number)
+        words += (name.encode(), b"+%d" % number if name in rising else b"%d" % number)
     match state:
         case Field(name, rank, data):
             words += (name.encode(), b"%d" % rank, data)

@@ -3,14 +3,15 @@
 -- KEYS: meta, log, state
 -- ARGV: tag of the beginning; us for which the id is remembered, after which entries and state go,
 --       after which all does; how many entries are kept, how many make it full; '1' when this ends
---       it; the command that rings; mark, id, '1' with an entry, its data, expected offset, reply,
---       number of fences; of each fence its name and number; then nothing, or the state, or a
---       field's name, rank and data. '' stands for never, none and any.
+--       it; the command that rings; mark, id, '1' with an entry, its data, expected offset or
+--       '<offset>.<tag>', reply, number of fences; of each fence its name and number, with a plus
+--       in front if it must grow; then nothing, or the state, or a field's name, rank and data. ''
+--       stands for never, none and any.
 -- Answers: '<offset>.<tag>' appended; {'silent', offset, tag, why} appended, but it could not ring;
 --          {'repeated', offset, tag, reply}, {'mismatch'}, {'fenced', which, number},
 --          {'ended', offset, tag}, {'conflict', offset, tag}, {'full', length}
 
-local TRIMS_PER_APPEND, FORGETS_PER_APPEND = 16, 4
+local TRIMS_PER_APPEND, FORGETS_PER_APPEND, PLUS = 16, 4, string.byte('+')
 
 local meta, log, state = KEYS[1], KEYS[2], KEYS[3]
 local start, ids_us, gone_us, until_us, most, full, ends, publish, mark, id, has_entry, data, expect,
@@ -43,12 +44,15 @@ else
     end
   end
   for n = 1, fences do
-    local held = tonumber(found[6 + n] or 0)
-    if held > tonumber(ARGV[15 + 2 * n]) then return {'fenced', n, held} end
+    local held, number = tonumber(found[6 + n] or ''), ARGV[15 + 2 * n]
+    local most = string.byte(number) == PLUS and number - 1 or tonumber(number)
+    if held and held > most then return {'fenced', n, held} end
   end
   if ended then return {'ended', offset, tag} end
 end
-if expect ~= '' and tonumber(expect) ~= offset then return {'conflict', offset, tag} end
+if expect ~= '' and expect ~= text(offset) and expect ~= text(offset) .. '.' .. tag then
+  return {'conflict', offset, tag}
+end
 if has_entry and full ~= '' and offset - floor >= tonumber(full) then
   return {'full', offset - floor}
 end
@@ -86,7 +90,10 @@ local function put(name, word)
   written[#written + 1] = name
   written[#written + 1] = word
 end
-for n = 16, behind, 2 do put('f' .. ARGV[n], ARGV[n + 1]) end
+for n = 16, behind, 2 do
+  local number = ARGV[n + 1]
+  put('f' .. ARGV[n], string.byte(number) == PLUS and string.sub(number, 2) or number)
+end
 if cut then
   put('p', text(cut))
   put('q', cut_tag)
