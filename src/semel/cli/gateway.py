@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import resource
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator
+from typing import Annotated
 
 import typer
 
@@ -17,25 +13,11 @@ from semel.cli.application import named
 from semel.cli.command import Url, refuse_empty, reporting, seconds
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.router import Domain
-from semel.colour import ASYNC, keep
-from semel.errors import SettingsError, StoreUnavailableError
-from semel.http.sse import Gateway, GatewayStatus, Limits, Tickets, abortable
-from semel.ports import LogStore
+from semel.cli.serving import Serving, allow_files, listening, loop, refuse_without_server, url_of
+from semel.http.sse import Gateway, Limits, Tickets, abortable
 from semel.settings import as_log_store
 
-if TYPE_CHECKING:
-    import uvicorn
-
 __all__ = ["gateway"]
-
-# Connections that nobody has accepted yet: when everybody comes back, they come within a second.
-BACKLOG = 4096
-
-# What is left when the drain is over has had its time; it is cancelled.
-LEFT_S = 2
-
-# A stream that nobody has.
-NOBODYS = "semel:nobody"
 
 
 def gateway(
@@ -102,7 +84,7 @@ def gateway(
     drain_s = seconds("--drain", drain)
 
     @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[_Serving]:
+    async def opened() -> AsyncIterator[Serving]:
         store = as_log_store(disk.meant(url))
         try:
             made = Gateway(
@@ -119,17 +101,17 @@ def gateway(
                 max_age_s=max_age_s,
                 limits=Limits(connections=connections),
             )
-            with _listening(host, port) as sock:
-                yield _Serving(made, sock, base, drain_s)
+            with listening(host, port) as sock:
+                at = f"jobs at {url_of(sock)}{base}/JOB_ID"
+                yield Serving(made, abortable(made), sock, at, drain_s, ws="none")
             await made.aclose()
         finally:
             await store.aclose()
 
     with reporting(url):
         refuse_empty(url)
-        if find_spec("uvicorn") is None:
-            raise SettingsError("uvicorn is not installed: pip install 'semel[gateway]'")
-        _allow_files(connections)
+        refuse_without_server("gateway")
+        allow_files(connections)
         process.run(
             opened,
             about=f"{domain} of {url}",
@@ -137,102 +119,5 @@ def gateway(
             grace=grace,
             quiet=quiet,
             urls=(url,),
-            loop=_loop(),
+            loop=loop(),
         )
-
-
-class _Serving:
-    """A gateway, and the server it runs in."""
-
-    def __init__(self, made: Gateway, sock: socket.socket, base: str, drain_s: float) -> None:
-        self._gateway = made
-        self._base = base
-        self._sock = sock
-        self._drain_s = drain_s
-        self._server = _server(made)
-
-    @property
-    def store(self) -> LogStore:
-        return self._gateway.store
-
-    @property
-    def shown(self) -> str:
-        return self._gateway.shown
-
-    @property
-    def at(self) -> str:
-        """Its URL."""
-        host, port = self._sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{port}{self._base}"
-
-    def status(self) -> GatewayStatus:
-        return self._gateway.status()
-
-    async def run(self) -> None:
-        # A store that does not answer is waited for; one that has no tables never will.
-        with contextlib.suppress(StoreUnavailableError):
-            await self.store.log(ASYNC).heads([NOBODYS])
-        await self._server.serve(sockets=[self._sock])
-
-    def stop(self) -> None:
-        keep(asyncio.ensure_future(self._stop()))
-
-    async def _stop(self) -> None:
-        await self._gateway.drain(self._drain_s)
-        self._server.should_exit = True
-
-
-def _server(made: Gateway) -> uvicorn.Server:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """It is told to end by whoever runs it: signals are theirs."""
-            yield
-
-    config = uvicorn.Config(
-        abortable(made),
-        loop="none",
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=LEFT_S,
-    )
-    return Server(config)
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --host or "
-            "--port"
-        ) from error
-    with sock:
-        yield sock
-
-
-def _allow_files(connections: int) -> None:
-    """A connection is an open file, and most systems begin with few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _loop() -> Callable[[], Any] | None:
-    """The faster one, where it is installed."""
-    if find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop

@@ -24,6 +24,7 @@ from semel.health import Report, Watch
 from semel.health.watch import Status
 from semel.http.sse import GatewayStatus
 from semel.relay import RelayStatus
+from semel.rooms.status import RoomsStatus
 from semel.worker import WorkerStatus
 
 __all__ = ["Line", "opened", "tell"]
@@ -129,7 +130,7 @@ async def tell(watch: Watch, line: Line, redact: Callable[[str], str]) -> None:
 
 def _state(status: Status) -> tuple[Any, ...]:
     """What people want to hear of when it changes."""
-    if isinstance(status, GatewayStatus):
+    if isinstance(status, GatewayStatus | RoomsStatus):
         return (status.draining, bool(status.outage))
     state = (status.owned, status.members, status.waits_for, bool(status.outage))
     if isinstance(status, RelayStatus):
@@ -140,6 +141,8 @@ def _state(status: Status) -> tuple[Any, ...]:
 def _done(status: Status) -> int:
     if isinstance(status, GatewayStatus):
         return status.events
+    if isinstance(status, RoomsStatus):
+        return status.accepted
     if isinstance(status, RelayStatus):
         return status.published
     if isinstance(status, RouterStatus):
@@ -151,6 +154,8 @@ def _told(report: Report, rate: float) -> str:
     status = report.status
     if isinstance(status, GatewayStatus):
         said = _shown(status, rate)
+    elif isinstance(status, RoomsStatus):
+        said = _played(status, rate)
     else:
         said = _worked(report, status, rate)
     return ", ".join([*said, *(" ".join(why.split()) for why in report.why)])
@@ -161,6 +166,15 @@ def _shown(status: GatewayStatus, rate: float) -> list[str]:
     said += [f"{status.events:,} events sent", f"{rate:,.0f}/s"]
     resets, slow = sum(status.resets.values()), status.closed.get("slow", 0)
     said += [f"{resets:,} resets"] if resets else []
+    said += [f"{slow:,} cut off"] if slow else []
+    return said
+
+
+def _played(status: RoomsStatus, rate: float) -> list[str]:
+    said = [f"{status.joined:,} clients in {status.rooms:,} rooms"]
+    said += [f"{status.accepted:,} actions", f"{rate:,.0f}/s"]
+    refused, slow = sum(status.refused.values()), status.closed.get("slow", 0)
+    said += [f"{refused:,} refused"] if refused else []
     said += [f"{slow:,} cut off"] if slow else []
     return said
 

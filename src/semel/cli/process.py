@@ -36,11 +36,11 @@ __all__ = ["GRACE", "Grace", "Http", "Quiet", "run"]
 
 
 class Serving(Shows, Protocol):
-    """A gateway with its server: known by what it does, since the server is not ours."""
+    """A gateway or rooms with their server: known by what it does, since that is not ours."""
 
     @property
     def at(self) -> str:
-        """Its URL."""
+        """Where people find what it serves."""
         ...
 
     async def run(self) -> None: ...
@@ -136,7 +136,7 @@ async def _run(
         url = await stack.enter_async_context(serve(watch, at=http)) if http else ""
         telling.say(f"{watch.title}: {about}")
         if not isinstance(part, Relay | Worker | Router):
-            telling.say(f"{watch.title}: jobs at {part.at}/JOB_ID")
+            telling.say(f"{watch.title}: {part.at}")
         if url:
             telling.say(f"{watch.title}: health at {url}{_without_metrics()}")
         ending.asks(lambda: _stop(part, watch, telling))

@@ -178,6 +178,11 @@ class Feed:
             self._bell = self._store.bell()
         return self._bell
 
+    def head(self, stream: str) -> Position | None:
+        """Where a stream ends, as far as is known here; None if nobody follows it."""
+        reader = self._readers.get(stream)
+        return reader.window.head if reader is not None and reader.is_synced else None
+
     def now(self) -> float:
         return ASYNC.now()
 

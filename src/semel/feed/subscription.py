@@ -83,6 +83,10 @@ class Subscription:
                 self._future = None
         self._is_woken = self._asked = False
 
+    def ask_again(self) -> None:
+        """There may be something: for whoever is told by `at_once`, and does not `wait`."""
+        self._asked = False
+
     async def ready(self) -> None:
         """When this returns, it is known what there is of the stream."""
         await self.reader.ready()

@@ -1,23 +1,31 @@
 """The same as Prometheus reads it, made from reports when it is asked for.
 
-Nothing is counted here: relays, workers, routers and gateways count for themselves, and this tells
-it on.
+Nothing is counted here: relays, workers, routers, gateways and rooms count for themselves, and this
+tells it on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from semel.bus import RouterStatus
-from semel.health.watch import Report
+from semel.health.watch import Report, Status
 from semel.http.sse.status import GatewayStatus
 from semel.relay import RelayStatus
+from semel.rooms.status import Histogram, RoomsStatus
 from semel.worker import WorkerStatus
 
 __all__ = ["TYPE", "written"]
@@ -39,7 +47,7 @@ class _Collector(Collector):
         for kind, label, told in KINDS:
             reports = [report for report in self._reports if isinstance(report.status, kind)]
             if reports:
-                yield from (_family(one, label, reports) for one in told)
+                yield from (one.family(label, reports) for one in told)
 
 
 # --- what is told -------------------------------------------------------------------------------
@@ -55,14 +63,34 @@ class _Told(NamedTuple):
     labels: tuple[str, ...] = ()
     counts: bool = False
 
+    def family(self, owner: str, reports: Sequence[Report]) -> Metric:
+        make = CounterMetricFamily if self.counts else GaugeMetricFamily
+        family = make(self.name, self.about, labels=[owner, *self.labels])
+        for report in reports:
+            for values, number in self.samples(report):
+                family.add_metric([getattr(report.status, owner), *values], number)
+        return family
 
-def _family(told: _Told, owner: str, reports: Sequence[Report]) -> Metric:
-    make = CounterMetricFamily if told.counts else GaugeMetricFamily
-    family = make(told.name, told.about, labels=[owner, *told.labels])
-    for report in reports:
-        for values, number in told.samples(report):
-            family.add_metric([getattr(report.status, owner), *values], number)
-    return family
+
+class _Timed(NamedTuple):
+    """How long something took each time, as a histogram."""
+
+    name: str
+    about: str
+    read: Callable[[Any], Histogram]
+
+    def family(self, owner: str, reports: Sequence[Report]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.about, labels=[owner])
+        for report in reports:
+            times = self.read(report.status)
+            family.add_metric([getattr(report.status, owner)], _buckets(times), times.sum_s)
+        return family
+
+
+def _buckets(times: Histogram) -> Sequence[tuple[str, float]]:
+    """As Prometheus has them: each with all that were faster."""
+    bounds = [*map(floatToGoString, times.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(times.counts), strict=True))
 
 
 def _one(read: Callable[[Any], float | None]) -> Callable[[Report], Samples]:
@@ -85,9 +113,14 @@ def _each(name: str) -> Callable[[Report], Samples]:
     return lambda report: [((str(key),), 1) for key in getattr(report.status, name)]
 
 
-def _by(name: str) -> Callable[[Report], Samples]:
-    """The numbers of a mapping in the status."""
-    return lambda report: [((key,), n) for key, n in getattr(report.status, name).items()]
+def _by(name: str, among: Iterable[str] = ()) -> Callable[[Report], Samples]:
+    """The numbers of a mapping in the status.
+
+    Those `among` are told also while they are 0: what is first heard of as 7 has, for Prometheus,
+    not grown.
+    """
+    zeros = dict.fromkeys(among, 0)
+    return lambda report: [((k,), n) for k, n in {**zeros, **getattr(report.status, name)}.items()]
 
 
 def _topic(name: str) -> Callable[[Report], Samples]:
@@ -247,9 +280,68 @@ GATEWAY = (
     ),
 )
 
-KINDS = (
+_PLAYED = {
+    "requests": "Actions that have reached a room.",
+    "repeated": "Actions that were answered from what is kept.",
+    "accepted": "Actions that have changed a state.",
+    "conflicts": "Actions that were applied again, since another process was faster.",
+    "timeouts": "Turns that this process has timed out.",
+    "updates": "Updates that were delivered, to everybody.",
+    "gaps": "Gaps that clients have told of.",
+}
+
+# All but `join` say that a client had lost its place.
+_SNAPSHOTS = (
+    *("join", "reconnect", "gap", "manual", "stale"),
+    *("trimmed", "ahead", "forked", "unreadable", "gone", "overrun"),
+)
+
+ROOMS: Sequence[_Told | _Timed] = (
+    _Told("semel_rooms_rooms", "Rooms in memory.", _one(lambda s: s.rooms)),
+    _Told("semel_rooms_connections", "Connections that are open.", _one(lambda s: s.connections)),
+    _Told("semel_rooms_joined", "Clients that are in a room.", _one(lambda s: s.joined)),
+    *(
+        _Told(f"semel_rooms_{name}", about, _one(attrgetter(name)), counts=True)
+        for name, about in _PLAYED.items()
+    ),
+    _Told(
+        "semel_rooms_refused",
+        "Actions that were refused, by code.",
+        _by("refused"),
+        ("code",),
+        counts=True,
+    ),
+    _Told(
+        "semel_rooms_snapshots",
+        "Snapshots that were sent, by reason.",
+        _by("snapshots", _SNAPSHOTS),
+        ("reason",),
+        counts=True,
+    ),
+    _Told(
+        "semel_rooms_closed",
+        "Connections that are over, by reason.",
+        _by("closed"),
+        ("reason",),
+        counts=True,
+    ),
+    _Timed("semel_rooms_action_seconds", "From a request to its reply.", lambda s: s.action_s),
+    _Told(
+        "semel_rooms_circuit_open",
+        "1 while the log does not answer.",
+        _one(lambda s: bool(s.outage)),
+    ),
+    _Told(
+        "semel_rooms_draining",
+        "1 while it lets nobody in, and is about to end.",
+        _one(lambda s: s.draining),
+    ),
+)
+
+KINDS: Sequence[tuple[type[Status], str, Sequence[_Told | _Timed]]] = (
     (RelayStatus, "name", RELAY),
     (WorkerStatus, "group", WORKER),
     (RouterStatus, "name", ROUTER),
     (GatewayStatus, "domain", GATEWAY),
+    (RoomsStatus, "name", ROOMS),
 )

@@ -1,4 +1,4 @@
-"""What a relay, a worker, a router or a gateway is up to, and what only its store can tell.
+"""What a relay, a worker, a router, a gateway or rooms are up to, and what only a store can tell.
 
 A status costs nothing. How far behind a relay is, the database has to be asked, and probes, people
 and Prometheus all ask: so it is asked once for all of them, at most once a second. An answer that
@@ -19,6 +19,7 @@ from semel.errors import SemelError
 from semel.http.sse.status import GatewayStatus
 from semel.ports import Store
 from semel.relay import Relay, RelayStatus
+from semel.rooms.status import RoomsStatus
 from semel.values import value
 from semel.worker import Worker, WorkerStatus
 
@@ -29,7 +30,7 @@ __all__ = ["Part", "Report", "Shows", "Status", "Watch"]
 
 
 class Shows(Protocol):
-    """A gateway, alone or with its server."""
+    """A gateway or rooms, alone or with their server."""
 
     @property
     def store(self) -> Store: ...
@@ -39,11 +40,11 @@ class Shows(Protocol):
         """What people call it."""
         ...
 
-    def status(self) -> GatewayStatus: ...
+    def status(self) -> GatewayStatus | RoomsStatus: ...
 
 
 Part: TypeAlias = Relay | Worker | Router | Shows
-Status: TypeAlias = RelayStatus | WorkerStatus | RouterStatus | GatewayStatus
+Status: TypeAlias = RelayStatus | WorkerStatus | RouterStatus | GatewayStatus | RoomsStatus
 
 FRESH_S = 1.0
 
@@ -68,7 +69,7 @@ class Report:
         reasons = [self.silence, self.status.outage]
         if isinstance(self.status, RelayStatus):
             reasons += self.status.stopped.values()
-        elif isinstance(self.status, GatewayStatus) and self.status.draining:
+        elif isinstance(self.status, GatewayStatus | RoomsStatus) and self.status.draining:
             reasons.append("it is about to end")
         return [reason for reason in dict.fromkeys(reasons) if reason]
 
@@ -85,11 +86,12 @@ _KINDS = {
     WorkerStatus: "worker",
     RouterStatus: "router",
     GatewayStatus: "gateway",
+    RoomsStatus: "rooms",
 }
 
 
 class Watch:
-    """Looks at one relay, worker, router or gateway. `close` ends what it may still be asking."""
+    """Looks at one of them. `close` ends what it may still be asking."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

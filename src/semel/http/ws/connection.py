@@ -1,0 +1,548 @@
+"""One connection, from its first message to its last: what it asks, and what it is told.
+
+One task reads, and one writes. Who writes has no queue of what happens: a seat is a position in its
+room's log, and what is written is what follows it. Only answers wait in a queue, and a client that
+does not take them is cut off, as one is that does not take what happens.
+
+An action goes on when its client is gone: it is decided in the room, and whoever comes back with
+the same request hears how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from semel.colour import ASYNC, keep
+from semel.entries import Position
+from semel.errors import (
+    ConcurrentActionError,
+    CorruptRecordError,
+    IdempotencyConflictError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.feed import Reset, parsed
+from semel.feed.values import Burst
+from semel.http.asgi import Receive, Send
+from semel.http.sse.direct import transport_of
+from semel.http.sse.limits import Bucket
+from semel.http.ws.seat import Seat
+from semel.http.ws.visitor import NotLetIn, Visitor, let_in
+from semel.rooms import Request, messages
+from semel.rooms.asking import Act, Join, Leave, Malformed, Ping, WantsSnapshot, asked
+from semel.rooms.standing import Standing
+
+if TYPE_CHECKING:
+    from semel.http.ws.door import House
+
+__all__ = ["Closing", "Connection"]
+
+log = logging.getLogger("semel")
+
+Closing: TypeAlias = Literal[
+    "", "gone", "slow", "drained", "rules", "idle", "too_large", "failed", "old"
+]
+"""Why it ends: not yet; the client has left; it is too slow; the server ends; it broke the rules;
+it has joined nothing; a message was too large; something is wrong here; it is as old as it may
+get."""
+
+CODES: dict[Closing, int] = {
+    "gone": 1000,
+    "slow": 1013,
+    "drained": 1001,
+    "rules": 1008,
+    "idle": 1008,
+    "too_large": 1009,
+    "failed": 1011,
+    "old": 1001,
+}
+
+# Answers that a client has not taken. It has a few requests in flight at most, so it takes none.
+MOST_ANSWERS = 256
+
+# Messages in a row that were too many: whoever does not listen is closed.
+MOST_REFUSED = 100
+
+RETRY_BUSY_S = 0.2
+RETRY_STORE_S = 1.0
+
+
+class Connection:
+    """`house` is what all connections share."""
+
+    def __init__(self, house: House, visitor: Visitor, send: Send, old_at: float) -> None:
+        self.house = house
+        self.closing: Closing = ""
+        self.seats: dict[str, Seat] = {}
+        self._visitor = visitor
+        self._send = send
+        self._answers: deque[str] = deque()
+        self._woken = asyncio.Event()
+        self._bucket = Bucket(house.limits.messages_per_s)
+        self._refused = 0
+        self._acting = 0
+        self._task = asyncio.current_task()
+        self._is_dropped = False
+        self._is_writing = False
+        self._wrote_at = self._began_at = ASYNC.now()
+        self._old_at = old_at
+        self._beats_at = self._began_at + house.heartbeat_s
+
+    # --- from outside ---------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """What is due? Called once a second."""
+        limits = self.house.limits
+        if self._is_writing and self._is_slow(now):
+            self.drop("slow")
+        elif not self.seats and now - self._began_at > limits.join_within_s:
+            self.close("idle")
+        elif now >= self._old_at:
+            self.close("old")
+        elif now >= self._beats_at:
+            self._beats_at = now + self.house.heartbeat_s
+            self.tell(self._heartbeat())
+        for seat in list(self.seats.values()):
+            if seat.is_stuck:
+                seat.is_stuck = False
+                self._poke(seat)
+            if now >= seat.asks_at:
+                seat.put_off()
+                keep(asyncio.ensure_future(self._ask_again(seat)))
+
+    def _is_slow(self, now: float) -> bool:
+        limits = self.house.limits
+        return (
+            now - self._wrote_at > limits.write_within_s
+            or len(self._answers) > MOST_ANSWERS
+            or any(
+                seat.following.is_behind(limits.behind_events, limits.behind_bytes)
+                for seat in self.seats.values()
+            )
+        )
+
+    def tell(self, text: str) -> None:
+        self._answers.append(text)
+        if len(self._answers) > 2 * MOST_ANSWERS:
+            self.drop("slow")
+        self._woken.set()
+
+    def close(self, why: Closing) -> None:
+        """End it between two messages."""
+        self.closing = self.closing or why
+        self._woken.set()
+
+    def drop(self, why: Closing) -> None:
+        """End it at once, whatever is in the way."""
+        self.close(why)
+        if self._is_dropped:
+            return
+        self._is_dropped = True
+        transport = transport_of(self._send)
+        if transport is not None:
+            transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self, receive: Receive) -> None:
+        reading = asyncio.ensure_future(self._read(receive))
+        try:
+            await self._write()
+        except asyncio.CancelledError:
+            if not self._is_dropped:
+                raise
+            assert self._task is not None
+            self._task.uncancel()  # it was us
+        finally:
+            reading.cancel()
+            for seat in list(self.seats.values()):
+                self._leave(seat)
+        if self.closing != "gone" and not self._is_dropped:
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        message = {"type": "websocket.close", "code": CODES[self.closing], "reason": self.closing}
+        try:
+            async with asyncio.timeout(self.house.limits.write_within_s):
+                await self._send(message)
+        except (OSError, TimeoutError, RuntimeError):  # it is gone by now
+            self.closing = "gone"
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _read(self, receive: Receive) -> None:
+        try:
+            while not self.closing:
+                message = await receive()
+                if message["type"] == "websocket.disconnect":
+                    self.close("gone")
+                elif message["type"] == "websocket.receive":
+                    await self._heard(message)
+        except Exception:
+            log.exception("semel: a connection failed, and is closed")
+            self.close("failed")
+
+    async def _heard(self, message: Any) -> None:
+        text = message.get("text")
+        try:
+            if text is None:
+                raise Malformed("messages are text")
+            if len(text) > self.house.limits.message_bytes or (
+                len(text.encode()) > self.house.limits.message_bytes
+            ):
+                raise Malformed("the message is too large", code="TOO_LARGE")
+            request = asked(text)
+        except Malformed as wrong:
+            self._take_from_bucket()
+            self.tell(messages.error(wrong.code, str(wrong), request_id=wrong.request_id))
+            return
+        if self._take_from_bucket():
+            await self._do(request)
+        else:
+            await self._refuse_too_many(request)
+
+    def _take_from_bucket(self) -> bool:
+        if self._bucket.take(ASYNC.now()):
+            self._refused = 0
+            return True
+        self._refused += 1
+        if self._refused > MOST_REFUSED:
+            self.close("rules")
+        return False
+
+    async def _refuse_too_many(self, request: Any) -> None:
+        wait_s = 1 / self.house.limits.messages_per_s
+        message = "too many messages; send this one again"
+        if isinstance(request, Act):
+            text = messages.unsettled(request, "RATE_LIMITED", message, retry_s=wait_s)
+        else:
+            text = messages.error(
+                "RATE_LIMITED", message, request_id=request.request_id, retry_s=wait_s
+            )
+        self.house.counts.refused["RATE_LIMITED"] += 1
+        self.tell(text)
+        await ASYNC.sleep(wait_s)  # what it sends meanwhile waits where it is
+
+    async def _do(self, request: Act | Join | Leave | WantsSnapshot | Ping) -> None:
+        match request:
+            case Act():
+                self._begin(request)
+            case Join():
+                await self._join(request)
+            case WantsSnapshot():
+                await self._show_snapshot(request)
+            case Leave():
+                self._left(request)
+            case Ping():
+                self.tell(self._heartbeat())
+
+    # --- joining --------------------------------------------------------------------------------
+
+    async def _join(self, join: Join) -> None:
+        try:
+            user = await self._admitted(join)
+            await self._seated(join, user)
+        except NotLetIn as refusal:
+            retry_s = RETRY_STORE_S if refusal.retry else None
+            code = "UNAVAILABLE" if refusal.retry else "UNAUTHORIZED"
+            self._refuse(join, code, str(refusal), retry_s)
+        except CorruptRecordError as error:
+            log.error("semel: room %r cannot be joined: %s", join.room_id, error)  # noqa: TRY400
+            self._refuse(join, "FAILED", "this room cannot be shown")
+        except StoreUnavailableError:
+            self._refuse(join, "UNAVAILABLE", "the room cannot be read now", RETRY_STORE_S)
+        except SettingsError as error:
+            self._refuse(join, "INVALID", str(error))
+        except Exception:
+            log.exception("semel: room %r could not be joined", join.room_id)
+            self._refuse(join, "FAILED", "this room cannot be shown")
+
+    def _refuse(
+        self, asked: Join | WantsSnapshot, code: str, message: str, retry_s: float | None = None
+    ) -> None:
+        self.house.counts.refused[code] += 1
+        self.tell(
+            messages.error(
+                code, message, request_id=asked.request_id, room_id=asked.room_id, retry_s=retry_s
+            )
+        )
+
+    async def _admitted(self, join: Join) -> str | None:
+        if join.room_id not in self.seats and len(self.seats) >= self.house.limits.rooms:
+            raise SettingsError(f"{self.house.limits.rooms} rooms by one connection, and no more")
+        visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
+        return await let_in(self.house.authorise, visitor, join.room_id)
+
+    async def _seated(self, join: Join, user: str | None) -> None:
+        house, room_id = self.house, join.room_id
+        standing = await house.rooms.standing(room_id)
+        cursor, unreadable = parsed(join.cursor)
+        # Whoever comes back to a finished hand is told what came of it, and how things stand.
+        is_finished = standing.result(user) is not None
+        texts, position = await self._begun(
+            join, user, standing, cursor if not is_finished else None
+        )
+        if position is None:
+            reason = unreadable or ("join" if join.cursor is None else "reconnect")
+            texts, position = self._afresh(join, user, standing, reason)
+        self._take_seat(join, user, position)
+        for text in texts:
+            self.tell(text)
+
+    async def _begun(
+        self, join: Join, user: str | None, standing: Standing, cursor: Position | None
+    ) -> tuple[Sequence[str], Position | None]:
+        """What follows the cursor, or why that cannot be had; no position without a cursor."""
+        if cursor is None:
+            return (), None
+        following = self.house.rooms.follow(join.room_id, cursor)
+        try:
+            await following.ready()
+            news = following.take()
+            if news is None and following.needs_log:
+                news = await following.fetch()
+        finally:
+            following.close()
+        if isinstance(news, Reset):
+            found = Standing.of(self.house.rooms.room, join.room_id, news.snapshot)
+            return self._afresh(join, user, found, news.reason)
+        texts = [self._joined(join, user, standing.position, resumed=True)]
+        if isinstance(news, Burst):
+            self.house.counts.updates += len(news.entries)
+            for entry in news.entries:
+                texts += messages.for_viewer(entry, user)
+        return texts, following.position
+
+    def _afresh(
+        self, join: Join, user: str | None, standing: Standing, reason: str
+    ) -> tuple[Sequence[str], Position]:
+        self.house.counts.snapshots[reason] += 1
+        return [
+            self._joined(join, user, standing.position, resumed=False),
+            *messages.results(join.room_id, standing, user),
+            messages.snapshot(join.room_id, standing, user, reason, None),
+        ], standing.position
+
+    def _joined(self, join: Join, user: str | None, head: Position, *, resumed: bool) -> str:
+        house = self.house
+        return messages.joined(
+            join.request_id,
+            join.room_id,
+            user,
+            head,
+            resumed=resumed,
+            now_s=house.rooms.now_s(),
+            heartbeat_s=house.heartbeat_s,
+        )
+
+    def _take_seat(self, join: Join, user: str | None, position: Position) -> None:
+        house, room_id = self.house, join.room_id
+        before = self.seats.get(room_id)
+        if before is not None:
+            self._leave(before)
+        if not house.places.take(user):
+            raise NotLetIn(f"you have {house.limits.per_user} places already; leave some")
+        visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
+        following = house.rooms.follow(room_id, position)
+        seat = Seat(room_id, user, visitor, following, house.reauthorise_s)
+        following.at_once = lambda: self._poke(seat)
+        self.seats[room_id] = seat
+        house.entered(self, seat)
+
+    def _left(self, request: Leave) -> None:
+        seat = self.seats.get(request.room_id)
+        if seat is not None:
+            self._leave(seat)
+        self.tell(messages.left(request.request_id, request.room_id, "left"))
+
+    def _leave(self, seat: Seat) -> None:
+        if self.seats.get(seat.room_id) is seat:
+            del self.seats[seat.room_id]
+            seat.close()
+            self.house.places.leave(seat.user)
+            self.house.left(self, seat)
+
+    async def _ask_again(self, seat: Seat) -> None:
+        """May it still be here, and as the same?"""
+        try:
+            user = await let_in(self.house.authorise, seat.visitor, seat.room_id)
+            is_same = user == seat.user
+        except NotLetIn as refusal:
+            is_same = refusal.retry
+        except Exception:
+            # Whoever cannot be asked about is shown nothing more, and may come back.
+            log.exception("semel: authorise failed; the seat is taken back")
+            is_same = False
+        if not is_same and self.seats.get(seat.room_id) is seat:
+            self._leave(seat)
+            self.tell(messages.left(None, seat.room_id, "refused"))
+
+    # --- acting ---------------------------------------------------------------------------------
+
+    def _begin(self, act: Act) -> None:
+        seat = self.seats.get(act.room_id)
+        if seat is None or seat.user is None:
+            why = "join this room first" if seat is None else "those who only watch cannot act"
+            self.house.counts.refused["UNAUTHORIZED"] += 1
+            self.tell(messages.unsettled(act, "UNAUTHORIZED", why))
+            return
+        if self._acting >= self.house.limits.in_flight:
+            self.house.counts.refused["RATE_LIMITED"] += 1
+            self.tell(
+                messages.unsettled(act, "RATE_LIMITED", "too many at once", retry_s=RETRY_BUSY_S)
+            )
+            return
+        self._acting += 1
+        keep(asyncio.ensure_future(self._act(act, seat.user)))
+
+    async def _act(self, act: Act, user: str) -> None:
+        try:
+            text = await self._acted(act, user)
+        except Exception:
+            log.exception("semel: an action in room %r could not be answered", act.room_id)
+            text = messages.unsettled(act, "FAILED", "this could not be answered")
+        finally:
+            self._acting -= 1
+        if not self.closing:
+            self.tell(text)
+
+    async def _acted(self, act: Act, user: str) -> str:
+        request = Request(
+            act.room_id,
+            user,
+            act.request_id,
+            act.action,
+            act.expected_version,
+            act.client_id,
+            act.client_seq,
+        )
+        code, retry_s = "", None
+        try:
+            return messages.result(act, await self.house.rooms.settle(request))
+        except ConcurrentActionError as error:
+            code, why, retry_s = "CONCURRENT_ACTION", str(error), RETRY_BUSY_S
+        except IdempotencyConflictError as error:
+            code, why = "REQUEST_CONFLICT", str(error)
+        except CorruptRecordError as error:
+            log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
+            code, why = "FAILED", "this room cannot be read"
+        except StoreUnavailableError:
+            code, why, retry_s = "UNAVAILABLE", "nobody knows; send the same again", RETRY_STORE_S
+        except SettingsError as error:
+            code, why = "INVALID", str(error)
+        self.house.counts.refused[code] += 1
+        return messages.unsettled(act, code, why, retry_s=retry_s)
+
+    async def _show_snapshot(self, request: WantsSnapshot) -> None:
+        seat, counts = self.seats.get(request.room_id), self.house.counts
+        if seat is None:
+            self._refuse(request, "UNAUTHORIZED", "join this room first")
+            return
+        counts.snapshots[request.reason] += 1
+        counts.gaps += request.reason == "gap"
+        try:
+            standing = await self.house.rooms.standing(request.room_id)
+            texts = [
+                *(messages.results(request.room_id, standing, seat.user)),
+                messages.snapshot(
+                    request.room_id, standing, seat.user, request.reason, request.request_id
+                ),
+            ]
+        except CorruptRecordError:
+            self._refuse(request, "FAILED", "this room cannot be shown")
+        except StoreUnavailableError:
+            self._refuse(request, "UNAVAILABLE", "the room cannot be read now", RETRY_STORE_S)
+        except Exception:
+            log.exception("semel: room %r could not be shown", request.room_id)
+            self._refuse(request, "FAILED", "this room cannot be shown")
+        else:
+            if self.seats.get(request.room_id) is seat:
+                seat.go_on_from(self.house.rooms, standing.position)
+                for text in texts:
+                    self.tell(text)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _heartbeat(self) -> str:
+        heads = {room_id: seat.following.head for room_id, seat in self.seats.items()}
+        return messages.heartbeat(self.house.rooms.now_s(), heads)
+
+    def _poke(self, seat: Seat) -> bool:
+        """There is something in its room."""
+        seat.following.ask_again()
+        seat.is_ready = True
+        self._woken.set()
+        return True
+
+    async def _write(self) -> None:
+        while not self.closing:
+            self._woken.clear()
+            while self._answers and not self.closing:
+                await self._say(self._answers.popleft())
+            for seat in list(self.seats.values()):
+                if seat.is_ready and not self._answers:
+                    seat.is_ready = False
+                    if await self._show(seat):
+                        seat.is_ready = True
+                        self._woken.set()
+            await self._woken.wait()
+
+    async def _show(self, seat: Seat) -> bool:
+        """Write what has come. May there be more?"""
+        try:
+            return await self._shown(seat)
+        except CorruptRecordError as error:
+            log.error("semel: room %r cannot be shown: %s", seat.room_id, error)  # noqa: TRY400
+            await self._skip(seat)
+        except StoreUnavailableError:
+            seat.is_stuck = True
+        return False
+
+    async def _shown(self, seat: Seat) -> bool:
+        following = seat.following
+        news = following.take()
+        if news is None and following.needs_log:
+            news = await following.fetch() or following.take()
+        match news:
+            case Burst():
+                self.house.counts.updates += len(news.entries)
+                for entry in news.entries:
+                    for text in messages.for_viewer(entry, seat.user):
+                        await self._say(text)
+                return not following.is_at_head
+            case Reset():
+                standing = Standing.of(self.house.rooms.room, seat.room_id, news.snapshot)
+                await self._say_standing(seat, standing, news.reason)
+                return True
+        return False
+
+    async def _skip(self, seat: Seat) -> None:
+        """Past what cannot be read: how things stand is known all the same."""
+        standing = await self.house.rooms.standing(seat.room_id)
+        seat.go_on_from(self.house.rooms, standing.position)
+        await self._say_standing(seat, standing, "unreadable")
+
+    async def _say_standing(self, seat: Seat, standing: Standing, reason: str) -> None:
+        self.house.counts.snapshots[reason] += 1
+        for text in (
+            *messages.results(seat.room_id, standing, seat.user),
+            messages.snapshot(seat.room_id, standing, seat.user, reason, None),
+        ):
+            await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        self._is_writing = True
+        self._wrote_at = ASYNC.now()
+        try:
+            await self._send({"type": "websocket.send", "text": text})
+        except (OSError, RuntimeError):  # servers say so that the client is gone
+            self.close("gone")
+        finally:
+            self._is_writing = False

@@ -1,0 +1,111 @@
+"""Who is at the door, and whether they may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from semel.errors import SettingsError
+from semel.http.sse.asking import Request
+from semel.values import value
+
+__all__ = ["Authorise", "NotLetIn", "Origins", "Spectator", "Visitor", "let_in", "visitor_of"]
+
+log = logging.getLogger("semel")
+
+# Whoever says who may do what has so long for it.
+DECIDED_WITHIN_S = 30.0
+
+
+@value
+class Visitor(Request):
+    """Who wants to join a room, as `authorise` sees it: the head of the request that opened the
+    connection, and what the client said when it joined.
+    """
+
+    token: str | None = None
+    spectate: bool = False
+
+
+@value
+class Spectator:
+    """Somebody who may look, and do nothing. Shown what everybody is."""
+
+
+Authorise: TypeAlias = Callable[[Visitor, str], Any]
+"""From a visitor and a room's id to the user's name, or `Spectator()`, sync or async. None and
+False are refusals."""
+
+
+class NotLetIn(Exception):  # noqa: N818 - a situation: the client is told
+    """`retry`: nobody has decided, and the same may be asked again."""
+
+    def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) -> str | None:
+    """The user, None for a spectator; `NotLetIn` for whoever may not."""
+    found = Spectator() if authorise is None else await _decided(authorise, visitor, room_id)
+    match found:
+        case str() if found:
+            return None if visitor.spectate else str(found)
+        case Spectator():
+            return None
+        case None | False | "":
+            raise NotLetIn("you may not join this room")
+        case _:
+            raise SettingsError(
+                f"authorise gave a {type(found).__name__}; it is to give the user's name, "
+                "Spectator(), or None"
+            )
+
+
+async def _decided(authorise: Authorise, visitor: Visitor, room_id: str) -> Any:
+    found = authorise(visitor, room_id)
+    if not inspect.isawaitable(found):
+        return found
+    try:
+        async with asyncio.timeout(DECIDED_WITHIN_S):
+            return await found
+    except TimeoutError:
+        log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
+        raise NotLetIn("nobody has said whether you may join", retry=True) from None
+
+
+def visitor_of(scope: Mapping[str, Any]) -> Visitor:
+    headers, query = scope["headers"], scope.get("query_string", b"")
+    return Visitor("GET", scope["path"], query, headers, scope)
+
+
+class Origins:
+    """Pages of which origins may connect. A browser says where a page comes from, and sends its
+    cookies along, whoever made the page: without this, any page could play for its visitor.
+
+    Without a list, those of the very same host; "*" is all. Whoever is no browser says nothing, and
+    may come.
+    """
+
+    def __init__(self, origins: Iterable[str] | str | None) -> None:
+        named = [origins] if isinstance(origins, str) else list(origins or ())
+        for origin in named:
+            parts = urlsplit(origin)
+            if origin != "*" and not (parts.scheme and parts.netloc and not parts.path.strip("/")):
+                raise SettingsError(
+                    f'origins={origin!r}: write scheme and host, as in "https://shop.example"'
+                )
+        self._named = frozenset(origin.rstrip("/").lower() for origin in named)
+
+    def allows(self, visitor: Visitor) -> bool:
+        origin = visitor.header("origin")
+        if origin is None or "*" in self._named:
+            return True
+        if self._named:
+            return origin.lower() in self._named
+        host = visitor.header("host")
+        return host is not None and urlsplit(origin).netloc.lower() == host.lower()

@@ -1,0 +1,198 @@
+"""What a client asks of a room, as it comes over the line: JSON, one message a frame. Pure.
+
+    {"type": "ACTION_REQUEST", "requestId": "...", "payload": {"tableId": "...", ...}}
+
+Whatever a client sends is one of the values below, or `Malformed`, which says what is wrong with
+it. The names are those of the protocol; in Python a table is a room, and its id a room id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from semel.entries import MOST_NUMBER
+from semel.rooms.requests import MOST_CLIENT, MOST_REQUEST
+from semel.values import value
+
+__all__ = ["Act", "Asked", "Join", "Leave", "Malformed", "Ping", "WantsSnapshot", "asked"]
+
+REASONS = ("gap", "reconnect", "manual", "stale")
+"""Why a client asks for a snapshot."""
+
+MOST_ROOM = 200
+MOST_TOKEN = 8192
+
+# Of an action, what is not the room's business.
+_OURS = ("tableId", "expectedVersion")
+
+
+class Malformed(Exception):  # noqa: N818 - a situation: the client is told, and nothing is wrong here
+    """It is no message of ours. `request_id` is the one it came with, if any."""
+
+    def __init__(self, message: str, request_id: str | None = None, code: str = "INVALID") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.code = code
+
+
+@value
+class Join:
+    """`cursor` is where the client was, if it was here before."""
+
+    request_id: str | None
+    room_id: str
+    cursor: str | None = None
+    token: str | None = None
+    spectate: bool = False
+
+
+@value
+class Leave:
+    """The client wants to hear no more of the room."""
+
+    request_id: str | None
+    room_id: str
+
+
+@value
+class Act:
+    """`action` is the payload without what is meant for us."""
+
+    request_id: str
+    room_id: str
+    action: Mapping[str, Any]
+    expected_version: int | None = None
+    client_id: str = ""
+    client_seq: int | None = None
+
+
+@value
+class WantsSnapshot:
+    """`version` is the one that the client has, if any."""
+
+    request_id: str | None
+    room_id: str
+    version: int | None
+    reason: str
+
+
+@value
+class Ping:
+    """Is anybody there?"""
+
+    request_id: str | None
+
+
+Asked: TypeAlias = Join | Leave | Act | WantsSnapshot | Ping
+
+
+def asked(text: str) -> Asked:
+    """What a message asks for; `Malformed` if it is none."""
+    try:
+        message = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"this is no JSON: {error}"[:200]) from None
+    if not isinstance(message, dict):
+        raise Malformed("a message is an object")
+    request_id = _request_id(message)
+    try:
+        return _read(message, request_id)
+    except Malformed as wrong:
+        wrong.request_id = request_id
+        raise
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _request_id(message: dict[str, Any]) -> str | None:
+    found = message.get("requestId")
+    return None if found is None else _text(found, "requestId", MOST_REQUEST)
+
+
+def _read(message: dict[str, Any], request_id: str | None) -> Asked:
+    kind = message.get("type")
+    payload = message.get("payload", {})
+    if not isinstance(payload, dict):
+        raise Malformed("a payload is an object")
+    match kind:
+        case "ACTION_REQUEST":
+            return _act(message, payload, request_id)
+        case "JOIN":
+            return _join(payload, request_id)
+        case "REQUEST_SNAPSHOT":
+            return _wants_snapshot(payload, request_id)
+        case "LEAVE":
+            return Leave(request_id, _room_id(payload))
+        case "PING":
+            return Ping(request_id)
+        case _:
+            raise Malformed(f"there is no message of type {str(kind)[:40]!r}")
+
+
+def _act(message: dict[str, Any], payload: dict[str, Any], request_id: str | None) -> Act:
+    if request_id is None:
+        raise Malformed("an ACTION_REQUEST has a requestId")
+    room_id = _room_id(payload)
+    if not isinstance(payload.get("actionType"), str):
+        raise Malformed("an ACTION_REQUEST has an actionType, which is text")
+    client_id, client_seq = "", _whole(message.get("clientSeq"), "clientSeq")
+    if client_seq is not None:
+        client_id = _text(message.get("clientId"), "clientId", MOST_CLIENT)
+        if client_seq == 0:
+            raise Malformed("a clientSeq is 1, 2, 3 and so on")
+    return Act(
+        request_id,
+        room_id,
+        {name: content for name, content in payload.items() if name not in _OURS},
+        _whole(payload.get("expectedVersion"), "expectedVersion"),
+        client_id,
+        client_seq,
+    )
+
+
+def _join(payload: dict[str, Any], request_id: str | None) -> Join:
+    cursor, token, spectate = (payload.get(name) for name in ("cursor", "token", "spectate"))
+    if token is not None and (not isinstance(token, str) or len(token) > MOST_TOKEN):
+        raise Malformed(f"a token is text of up to {MOST_TOKEN} characters")
+    if not isinstance(spectate, bool | None):
+        raise Malformed("spectate is true or false")
+    return Join(
+        request_id,
+        _room_id(payload),
+        # One that is none is told so, as every other that leads nowhere.
+        None if cursor is None else str(cursor)[:64],
+        token,
+        bool(spectate),
+    )
+
+
+def _wants_snapshot(payload: dict[str, Any], request_id: str | None) -> WantsSnapshot:
+    reason = payload.get("reason", "manual")
+    if reason not in REASONS:
+        raise Malformed(f"a reason is one of {', '.join(REASONS)}")
+    version = _whole(payload.get("currentVersion"), "currentVersion")
+    return WantsSnapshot(request_id, _room_id(payload), version, reason)
+
+
+def _room_id(payload: dict[str, Any]) -> str:
+    return _text(payload.get("tableId"), "tableId", MOST_ROOM)
+
+
+def _text(found: Any, name: str, most: int) -> str:
+    if not isinstance(found, str) or not 0 < len(found.encode("utf-8", "replace")) <= most:
+        raise Malformed(f"a {name} is text of 1 to {most} bytes")
+    if not found.isprintable():
+        raise Malformed(f"a {name} has only characters that can be printed")
+    return found
+
+
+def _whole(found: Any, name: str) -> int | None:
+    if found is None:
+        return None
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= MOST_NUMBER:
+        raise Malformed(f"{name} is a whole number, from 0 to 2**53 - 1")
+    return found

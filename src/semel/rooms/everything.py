@@ -1,0 +1,59 @@
+"""All that is kept of a stream, from the oldest entry on, and then what comes.
+
+A feed begins with the state where the oldest entries are gone; here there is none, and each entry
+that is kept counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from semel.circuit import Circuit
+from semel.entries import Entry, Position
+from semel.errors import StoreUnavailableError
+from semel.feed import End, Feed, Reset, Subscription
+
+__all__ = ["everything"]
+
+
+async def everything(
+    feed: Feed, stream: str, circuit: Circuit
+) -> AsyncIterator[Sequence[Entry] | None]:
+    """Entries as they come; None when it begins anew, and what was told before is not so any more.
+
+    Goes on until the feed is closed. A store that does not answer is waited for.
+    """
+    never = asyncio.Event()
+    while not feed.is_closed:
+        following: Subscription | None = None
+        try:
+            yield None
+            last: Position | None = None
+            async for entries, position in _kept(feed, stream):
+                last = position
+                yield entries
+            following = feed.follow(stream, last)
+            circuit.passed(stream)
+            while (news := await following.next()) is not None:
+                if isinstance(news, Reset | End):
+                    break
+                yield news.entries
+        except StoreUnavailableError as error:
+            circuit.failed(error, stream)
+            await circuit.wait(never, stream)
+        finally:
+            circuit.gave_up(stream)
+            if following is not None:
+                following.close()
+
+
+async def _kept(feed: Feed, stream: str) -> AsyncIterator[tuple[Sequence[Entry], Position]]:
+    page = await feed.log.read(stream)
+    if page.lost and page.floor is not None:
+        yield (), page.floor
+        page = await feed.log.read(stream, page.floor)
+    while page.entries:
+        last = page.entries[-1].position
+        yield page.entries, last
+        page = await feed.log.read(stream, last)

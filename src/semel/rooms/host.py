@@ -1,0 +1,381 @@
+"""One room in this process: its requests are applied one after another, to what the log has.
+
+Nobody owns a room. An action is applied to the state as it is known here, and appended with the
+position that state belongs to: if another process was faster, the log says so, and the action is
+applied again, to what is there now. Whoever was frozen in the middle and wakes up is told the same.
+
+The next action need not wait for the log to answer: where an entry will stand is known before it is
+there. It is applied to what is expected, and sent behind the one before. If that one fails, so does
+every one that was sent behind it, and all of them begin anew.
+
+The easy mistake is to await anything between deciding and appending: what was decided on would not
+be the last any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Protocol, assert_never
+
+from semel.colour import ASYNC
+from semel.entries import (
+    Answer,
+    Appended,
+    Ended,
+    Fenced,
+    Full,
+    Keep,
+    Mismatch,
+    Position,
+    Repeated,
+    Replace,
+    Snapshot,
+    VersionConflict,
+)
+from semel.errors import (
+    ConcurrentActionError,
+    IdempotencyConflictError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.ports import Log
+from semel.rooms.news import written
+from semel.rooms.requests import MOST_REQUEST, Reply, Request, kept, reply_of
+from semel.rooms.room import Accepted, Context, Deadline, Refused, Room
+from semel.rooms.standing import Standing, said
+from semel.rooms.status import Counts
+from semel.stores.log_rules import following, mark_of
+from semel.values import value
+
+__all__ = ["TIMEOUT", "Host", "House"]
+
+log = logging.getLogger("semel")
+
+# What the id of a turn's timeout begins with.
+TIMEOUT = "timeout:"
+
+# For so long a request waits for a store that does not answer; whoever asked may ask again.
+PATIENCE_S = 5.0
+AGAIN_S = 0.05
+
+# An offset that no stream ends at: whoever expects it learns what is kept of an id, and no more.
+NOWHERE = -1
+
+
+class House(Protocol):
+    """What all rooms of a process share."""
+
+    room: Room
+    log: Log
+    keep: Keep
+    most_bytes: int
+    counts: Counts
+
+    def now_s(self) -> float:
+        """By the store's clock."""
+        ...
+
+    def entropy(self) -> bytes: ...
+
+    async def load(self, stream: str) -> Snapshot: ...
+
+    def head(self, stream: str) -> Position | None:
+        """Where the room's log ends, as far as anybody here knows."""
+        ...
+
+    def must_note(self, room_id: str, at_s: float) -> bool:
+        """Is there nobody yet who will look at the room at that time?"""
+        ...
+
+    async def note(self, room_id: str, at_s: float) -> None: ...
+
+
+@value
+class _Decided:
+    """What a request comes to, on one standing. `after` is None where nothing changes."""
+
+    reply: Reply
+    after: Standing | None = None
+    entry: str = ""
+
+
+class _Running:
+    """A request that is not answered yet, and those who have asked the same."""
+
+    def __init__(self, request: Request) -> None:
+        self.id = request.id
+        self.fingerprint = request.fingerprint
+        self._answer: asyncio.Future[Reply | None] | None = None
+
+    async def wait(self) -> Reply | None:
+        """Its answer; None when there was none, so that one may ask for oneself."""
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._answer)
+
+    def end(self, reply: Reply | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reply)
+
+
+class Host:
+    """Carries out the requests to one room."""
+
+    def __init__(self, house: House, room_id: str, stream: str) -> None:
+        self._house = house
+        self.room_id = room_id
+        self.stream = stream
+        self._tip: Standing | None = None
+        """How the room stands when everything has arrived that was sent."""
+        self._chain = 0
+        """Grows whenever something was not as expected: what was sent before is of another one."""
+        self._running: dict[str | None, _Running] = {}
+        self.used_at = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def act(self, request: Request) -> Reply | None:
+        """What became of the request; None for a timeout that is not due.
+
+        `ConcurrentActionError`, `IdempotencyConflictError` and `StoreUnavailableError` say that
+        nothing is known to have been done by it.
+        """
+        who = request.id if request.user is None else request.user
+        while (other := self._running.get(who)) is not None:
+            _check_same(other, request)
+            reply = await other.wait()
+            if reply is not None:
+                self._house.counts.repeated += 1
+                return replace(reply, cached=True)
+        running = self._running[who] = _Running(request)
+        reply = None
+        try:
+            reply = await self._settled(request)
+        finally:
+            del self._running[who]
+            running.end(reply)
+        return reply
+
+    async def _settled(self, request: Request) -> Reply | None:
+        until = ASYNC.now() + PATIENCE_S
+        while True:
+            try:
+                return await self._tried(request)
+            except StoreUnavailableError as error:
+                # It may have been taken. It is known by its id, so asking again is right.
+                if not error.again or ASYNC.now() >= until:
+                    raise
+            await ASYNC.sleep(AGAIN_S)
+
+    async def _tried(self, request: Request) -> Reply | None:
+        while True:
+            tip = await self._known()
+            if request.timeout is not None and not self._is_due(tip, request.timeout):
+                return None
+            decided = self._decide(tip, request)
+            if isinstance(decided, Exception):
+                return await self._failed(request, decided)
+            deadline = None if decided.after is None else decided.after.deadline
+            if deadline is not None and self._house.must_note(self.room_id, deadline.at_s):
+                await self._house.note(self.room_id, deadline.at_s)
+                continue  # which took time: it may stand otherwise by now
+            answer = await self._sent(tip, request, decided)
+            reply = self._told(answer, request, decided.reply)
+            if reply is not None:
+                return reply
+            self._house.counts.conflicts += 1
+
+    def _is_due(self, tip: Standing, turn: str) -> bool:
+        deadline = tip.deadline
+        return (
+            deadline is not None and deadline.turn == turn and deadline.at_s <= self._house.now_s()
+        )
+
+    async def _sent(self, tip: Standing, request: Request, decided: _Decided) -> Answer:
+        house = self._house
+        entry, after = decided.entry, decided.after
+        sending = house.log.append(
+            self.stream,
+            entry.encode() if after is not None else None,
+            id=request.id,
+            fingerprint=request.fingerprint,
+            rising=request.rising,
+            expect=tip.position,
+            state=None if after is None else Replace(after.text.encode()),
+            reply=kept(decided.reply),
+            keep=house.keep,
+        )
+        chain = self._chain
+        if after is not None:
+            self._tip = after
+        is_as_expected = False
+        try:
+            answer = await sending
+            is_as_expected = isinstance(answer, Appended) or (
+                after is None and not isinstance(answer, VersionConflict)
+            )
+        finally:
+            if not is_as_expected and chain == self._chain:  # or nobody knows
+                self._chain += 1
+                self._tip = None
+        return answer
+
+    def _told(self, answer: Answer, request: Request, reply: Reply) -> Reply | None:
+        """None when another process was faster."""
+        counts = self._house.counts
+        match answer:
+            case Appended():
+                if reply.success:
+                    counts.accepted += 1
+                else:
+                    counts.refused[reply.code] += 1
+                return reply
+            case Repeated(position, data):
+                counts.repeated += 1
+                return reply_of(data, position.offset)
+            case Mismatch():
+                raise conflict(request)
+            case Fenced(_, number):
+                counts.refused["SUPERSEDED"] += 1
+                return Reply(reply.version, None, "SUPERSEDED", _superseded(number))
+            case VersionConflict():
+                return None
+            case Ended() | Full():
+                raise AssertionError("no room ends, and none is full")
+            case _:
+                assert_never(answer)
+
+    # --- what is known --------------------------------------------------------------------------
+
+    async def _known(self) -> Standing:
+        """How the room stands, or will."""
+        tip = self._tip
+        if tip is not None:
+            head = self._house.head(self.stream)
+            if head is None or head.offset <= tip.version:
+                return tip
+        snapshot = await self._house.load(self.stream)
+        if self._tip is tip:  # nobody else has found out in the meantime
+            self._tip = Standing.of(self._house.room, self.room_id, snapshot)
+        return self._tip or Standing.of(self._house.room, self.room_id, snapshot)
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def _decide(self, tip: Standing, request: Request) -> _Decided | Exception:
+        try:
+            return self._decided(tip, request)
+        except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
+            return error
+
+    def _decided(self, tip: Standing, request: Request) -> _Decided:
+        expected = request.expected_version
+        if expected is not None and expected != tip.version:
+            return _refused(tip, "STATE_STALE_VERSION", f"the version is {tip.version}")
+        ctx = self._context(tip, request)
+        if request.timeout is None:
+            decision = tip.room.apply(tip.state(), request.action, ctx)
+        else:
+            decision = tip.room.timeout(tip.state(), request.timeout, ctx)
+        match decision:
+            case Refused(code, message):
+                return _refused(tip, code, message)
+            case Accepted():
+                return self._accepted(tip, request, decision)
+            case _:
+                raise TypeError(
+                    f"apply gave a {type(decision).__name__}; it is to give Accepted or Refused"
+                )
+
+    def _context(self, tip: Standing, request: Request) -> Context:
+        house = self._house
+        return Context(self.room_id, request.user, tip.version + 1, house.now_s(), house.entropy())
+
+    def _accepted(self, tip: Standing, request: Request, decision: Accepted) -> _Decided:
+        text = said(decision.state)
+        position = following(tip.position, mark_of(request.id, request.fingerprint))
+        after = Standing(tip.room, position, text)
+        _check_deadline(after.deadline)
+        entry = written(self.room_id, tip, after, decision.events)
+        most = self._house.most_bytes
+        if (size := max(len(text.encode()), len(entry.encode()))) > most:
+            return _refused(
+                tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
+            )
+        reply = Reply(position.offset, decision.reply)
+        kept(reply)  # what cannot be kept fails here, before anything is sent
+        return _Decided(reply, after, entry)
+
+    async def _failed(self, request: Request, error: Exception) -> Reply:
+        """The rules have failed. Nothing changes, unless the request was answered before."""
+        try:
+            answer = await self._house.log.append(
+                self.stream,
+                None,
+                id=request.id,
+                fingerprint=request.fingerprint,
+                rising=request.rising,
+                expect=NOWHERE,
+            )
+        except StoreUnavailableError:
+            self._tip = None
+            raise
+        version = answer.head.offset if isinstance(answer, VersionConflict) else 0
+        failed = Reply(version, None, "FAILED", "this could not be done; nothing has changed")
+        reply = self._told(answer, request, failed)
+        if reply is not None:
+            return reply
+        log.error(
+            "semel: the rules of room %r failed for %r of %r: nothing has changed",
+            self.room_id,
+            request.action.get("actionType", request.request_id),
+            request.user,
+            exc_info=error,
+        )
+        self._house.counts.refused["FAILED"] += 1
+        return failed
+
+
+def _refused(tip: Standing, code: str, message: str) -> _Decided:
+    return _Decided(Reply(tip.version, None, str(code), str(message)))
+
+
+def _check_same(other: _Running, request: Request) -> None:
+    if other.id != request.id:
+        raise ConcurrentActionError(
+            f"another action of {request.user!r} is on its way in this room; ask again when it is "
+            "answered"
+        )
+    if other.fingerprint != request.fingerprint:
+        raise conflict(request)
+
+
+def conflict(request: Request) -> IdempotencyConflictError:
+    return IdempotencyConflictError(
+        f"request {request.request_id!r} was sent before with another action; another action has "
+        "another requestId",
+        key=request.request_id,
+    )
+
+
+def _superseded(number: int) -> str:
+    return f"request {number} of this client was taken already: this one is not done any more"
+
+
+def _check_deadline(deadline: Any) -> None:
+    match deadline:
+        case None:
+            return
+        case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
+            if 0 < len(turn.encode()) <= MOST_REQUEST - len(TIMEOUT):
+                return
+    raise SettingsError(
+        f"deadline gave {deadline!r:.80}; it is to give Deadline(turn, at_s), with a turn of up to "
+        f"{MOST_REQUEST - len(TIMEOUT)} bytes, or None"
+    )

@@ -1,0 +1,121 @@
+"""What happened in a room, as one entry of its log: who is told what is decided when it is written.
+
+So a replay shows somebody exactly what they were shown when it happened, whatever they may see by
+then. An entry says how each member's view has changed, and how everybody else's has; what happened
+besides, by audience; and what came of a hand, when one is finished.
+
+    {"room", "after", "all": patch, "own": {user: patch}, "events": [[audience, payload]],
+     "result": {"all": ..., "own": {user: ...}}}
+
+A member who is not named in `own` is shown the same change as everybody else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from semel.entries import Entry, Position
+from semel.errors import CorruptRecordError, SettingsError
+from semel.rooms.patches import diff
+from semel.rooms.room import ALL, Audience, Event
+from semel.rooms.standing import Standing, said
+from semel.values import value
+
+__all__ = ["Told", "told", "written"]
+
+
+def written(room_id: str, before: Standing, after: Standing, events: Sequence[Event]) -> str:
+    """The entry that leads from one standing to the next."""
+    users = dict.fromkeys((*before.members, *after.members))
+    entry: dict[str, Any] = {"room": room_id, "after": str(before.position)}
+    entry |= _for_each(users, lambda user: diff(before.view(user), after.view(user)))
+    if events:
+        entry["events"] = [[_named(audience), payload] for audience, payload in events]
+    if _is_finished(before, after, users):
+        entry["result"] = _for_each(users, after.result)
+    return said(entry)
+
+
+def _for_each(users: Iterable[str], shown: Callable[[str | None], Any]) -> dict[str, Any]:
+    everybody = shown(None)
+    own = {user: what for user in users if not _is_same(what := shown(user), everybody)}
+    return {"all": everybody, "own": own} if own else {"all": everybody}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """To the letter: to Python `1`, `1.0` and `True` are equal."""
+    return one is other or said(one) == said(other)
+
+
+def _is_finished(before: Standing, after: Standing, users: Iterable[str]) -> bool:
+    """Is there a result that nobody was told before?"""
+    return any(
+        after.result(user) is not None and after.result(user) != before.result(user)
+        for user in (None, *users)
+    )
+
+
+def _named(audience: Audience) -> str | list[str]:
+    if isinstance(audience, str):
+        if audience != ALL:
+            raise SettingsError(f'an audience is ALL or a list of users; write ["{audience}"]')
+        return audience
+    return list(audience)
+
+
+@value
+class Told:
+    """An entry, read: what somebody is told of it."""
+
+    room_id: str
+    after: Position
+    position: Position
+    changes: Mapping[str, Any]
+    happened: Sequence[Sequence[Any]]
+    results: Mapping[str, Any] | None
+
+    def patch(self, user: str | None) -> Any:
+        return _own(self.changes, user)
+
+    def events(self, user: str | None) -> list[Any]:
+        return [
+            payload
+            for audience, payload in self.happened
+            if audience == ALL or (type(audience) is list and user in audience)
+        ]
+
+    def result(self, user: str | None) -> Any:
+        return None if self.results is None else _own(self.results, user)
+
+    @property
+    def users(self) -> frozenset[str]:
+        """Those who are told something of their own."""
+        named = {user for audience, _ in self.happened if audience != ALL for user in audience}
+        own = (self.results or {}).get("own", {})
+        return frozenset(named.union(self.changes.get("own", {}), own))
+
+
+def _own(shown: Mapping[str, Any], user: str | None) -> Any:
+    own = shown.get("own")
+    return own[user] if own is not None and user in own else shown["all"]
+
+
+def told(entry: Entry) -> Told:
+    return _told(entry.position, entry.data)
+
+
+@lru_cache(maxsize=256)  # as many as are shown to several at the same time
+def _told(position: Position, data: bytes) -> Told:
+    try:
+        read = json.loads(data)
+        after = Position.parse(read["after"])
+        if after is None or after.offset != position.offset - 1:
+            raise ValueError(f"it follows {read['after']!r}")
+        return Told(read["room"], after, position, read, read.get("events", ()), read.get("result"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecordError(
+            f"entry {position} of a room is none that Semel has written: {error}"
+        ) from error

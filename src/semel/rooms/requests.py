@@ -1,0 +1,125 @@
+"""A request to change a room, what it is answered, and how both are kept. Pure.
+
+A request is known by its user and its id, never by the id alone: ids are the clients' own, and one
+must not be handed another one's reply. What is asked has a fingerprint, so that an id that is used
+for something else is found out. A client that numbers its requests is known by its number, too:
+that is remembered when the ids are long forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from semel.entries import MOST_NUMBER
+from semel.errors import CorruptRecordError, SettingsError
+from semel.rooms.standing import said
+from semel.values import value
+
+__all__ = ["MOST_CLIENT", "MOST_REQUEST", "MOST_USER", "Reply", "Request", "kept", "reply_of"]
+
+# In bytes: together with what tells them apart, an id that every log takes (255).
+MOST_USER = 128
+MOST_REQUEST = 100
+MOST_CLIENT = 64
+
+_SORTED = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+).encode
+
+
+@value
+class Request:
+    """`user` is None for the system itself. `timeout` names the turn that is to be timed out.
+
+    `expected_version`: the version that was seen by whoever asks; on another one it is refused.
+    `client_id` and `client_seq`: which of a client's requests this is, from 1.
+    """
+
+    room_id: str
+    user: str | None
+    request_id: str
+    action: Mapping[str, Any]
+    expected_version: int | None = None
+    client_id: str = ""
+    client_seq: int | None = None
+    timeout: str | None = None
+
+    def check(self) -> None:
+        """What can be kept by no log is refused before anything else."""
+        _check("request id", self.request_id, MOST_REQUEST)
+        if self.user is not None:
+            _check("user", self.user, MOST_USER)
+        if self.client_seq is not None:
+            _check("client id", self.client_id, MOST_CLIENT)
+            if not _is_whole(self.client_seq) or not 0 < self.client_seq <= MOST_NUMBER:
+                raise SettingsError(f"client seq {self.client_seq!r:.40}: 1, 2, 3 and so on")
+
+    @property
+    def id(self) -> str:
+        """What tells it from every other in its room. No user is nameless, but the system."""
+        user = self.user or ""
+        return f"{len(user)}:{user}:{self.request_id}"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of what is asked: the same when its members come in another order."""
+        asked = {"action": self.action, "version": self.expected_version}
+        return hashlib.sha256(_SORTED(asked).encode()).digest()
+
+    @property
+    def rising(self) -> dict[str, int] | None:
+        """The client's number: no other request of its may have this one, or a smaller one."""
+        if self.client_seq is None:
+            return None
+        user = self.user or ""
+        return {f"{len(user)}:{user}:{self.client_id}": self.client_seq}
+
+
+def _check(what: str, name: Any, most: int) -> None:
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= most:
+        raise SettingsError(f"a {what} is text of 1 to {most} bytes, and this is {name!r:.60}")
+    if "\0" in name or not name.isprintable():
+        raise SettingsError(f"the {what} {name!r:.60} has characters that cannot be printed")
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+@value
+class Reply:
+    """What became of a request, at which version.
+
+    `cached`: it was answered before, and this is the same answer. Where it was refused, `code` and
+    `message` say why.
+    """
+
+    version: int
+    reply: Any = None
+    code: str = ""
+    message: str = ""
+    cached: bool = False
+
+    @property
+    def success(self) -> bool:
+        return not self.code
+
+
+def kept(reply: Reply) -> bytes:
+    """As a log keeps it, beside its position."""
+    if reply.success:
+        return said({"reply": reply.reply}).encode()
+    return said({"code": reply.code, "message": reply.message}).encode()
+
+
+def reply_of(data: bytes, version: int, *, cached: bool = True) -> Reply:
+    try:
+        read = json.loads(data)
+        if "code" in read:
+            return Reply(version, None, read["code"], read["message"], cached)
+        return Reply(version, read["reply"], cached=cached)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecordError(f"a reply that is kept cannot be read: {error}") from error

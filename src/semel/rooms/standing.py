@@ -1,0 +1,110 @@
+"""How a room stands at one version, and who sees what of it. Pure.
+
+The state is kept as text, and read anew for whoever may change what it is given: the rules promise
+not to, and a room in which they do is not to be wrong for that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from semel.entries import Position, Snapshot, beginning
+from semel.rooms.room import Deadline, Room
+
+__all__ = ["Standing", "plain", "said"]
+
+_WRITTEN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def said(what: Any) -> str:
+    """As JSON; `TypeError` or `ValueError` for what JSON cannot say."""
+    return _WRITTEN(what)
+
+
+def plain(what: Any) -> Any:
+    """As it is when it was written and read again: keys are text, and tuples lists."""
+    return what if what is None else json.loads(_WRITTEN(what))
+
+
+class Standing:
+    """A room's state at a position, with everything that its rules say of it, asked once."""
+
+    __slots__ = (
+        "_deadline",
+        "_members",
+        "_results",
+        "_shown",
+        "_views",
+        "position",
+        "room",
+        "text",
+    )
+
+    def __init__(self, room: Room, position: Position, text: str) -> None:
+        self.room = room
+        self.position = position
+        self.text = text
+        self._shown: Any = _UNKNOWN
+        self._members: Sequence[str] | None = None
+        self._views: dict[str | None, Any] = {}
+        self._results: dict[str | None, Any] = {}
+        self._deadline: Any = _UNKNOWN
+
+    @classmethod
+    def of(cls, room: Room, room_id: str, snapshot: Snapshot) -> Standing:
+        """As the log has it; a room in which nothing has happened is as it begins."""
+        if snapshot.state is None:
+            return cls(room, snapshot.position, said(room.begin(room_id)))
+        return cls(room, snapshot.position, snapshot.state.decode())
+
+    @classmethod
+    def at_the_beginning(cls, room: Room, room_id: str, stream: str) -> Standing:
+        return cls(room, beginning(stream), said(room.begin(room_id)))
+
+    @property
+    def version(self) -> int:
+        return self.position.offset
+
+    def state(self) -> Any:
+        """For whoever asks, and nobody else."""
+        return json.loads(self.text)
+
+    def _seen(self) -> Any:
+        """For the questions below, which change nothing."""
+        if self._shown is _UNKNOWN:
+            self._shown = json.loads(self.text)
+        return self._shown
+
+    @property
+    def members(self) -> Sequence[str]:
+        if self._members is None:
+            self._members = tuple(dict.fromkeys(self.room.members(self._seen())))
+        return self._members
+
+    def viewer_of(self, user: str | None) -> str | None:
+        """As whom somebody sees this: as themselves, or as everybody else."""
+        return user if user in self.members else None
+
+    def view(self, user: str | None) -> Any:
+        viewer = self.viewer_of(user)
+        if viewer not in self._views:
+            self._views[viewer] = plain(self.room.view(self._seen(), viewer))
+        return self._views[viewer]
+
+    def result(self, user: str | None) -> Any:
+        viewer = self.viewer_of(user)
+        if viewer not in self._results:
+            self._results[viewer] = plain(self.room.result(self._seen(), viewer))
+        return self._results[viewer]
+
+    @property
+    def deadline(self) -> Deadline | None:
+        if self._deadline is _UNKNOWN:
+            self._deadline = self.room.deadline(self._seen())
+        found: Deadline | None = self._deadline
+        return found
+
+
+_UNKNOWN: Any = object()
