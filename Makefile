@@ -1,7 +1,7 @@
 # One command per wish; each sets itself up. A fresh Debian needs python3, python3-venv and make.
 #
 #   make demo      watch one charge survive a crash; needs Python and nothing else
-#   make example   start something that uses it all: NAME=orders_api, case_outbox, scan_pipeline
+#   make example   start something that uses it all: NAME=orders_api, case_outbox, scan_pipeline, poker_table
 #   make check     everything CI looks at before it runs a test
 #   make test      every test, on real servers that are fetched and started privately
 #   make matrix    the storage contract on every engine that can be had

@@ -82,7 +82,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(redis_server, redis_url):
 
 
 def test_without_a_server_the_extra_is_named(url, monkeypatch):
-    monkeypatch.setattr("semel.cli.gateway.find_spec", lambda _: None)
+    monkeypatch.setattr("semel.cli.serving.find_spec", lambda _: None)
     answer = semel_cli(url)
     assert answer.exit_code == 2
     assert "pip install 'semel[gateway]'" in answer.stderr

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from semel.cli import disk, process
+from semel.cli import process
 from semel.cli.application import named
-from semel.cli.command import refuse_empty, reporting, seconds
+from semel.cli.command import needed, refuse_memory, reporting, seconds
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.serving import Serving, allow_files, listening, loop, refuse_without_server, url_of
 from semel.errors import SettingsError
@@ -95,9 +95,7 @@ def rooms(
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Serving]:
-        made = Rooms(
-            disk.meant(store), _room(found, where), name=name, replay=replay, requests_s=requests_s
-        )
+        made = Rooms(store, _room(found, where), name=name, replay=replay, requests_s=requests_s)
         door = RoomDoor(
             made,
             authorise=asks or (_by_name if trust else None),
@@ -114,7 +112,7 @@ def rooms(
             await door.aclose()
 
     with reporting(store):
-        refuse_empty(store)
+        refuse_memory(needed(store))
         if trust and authorise:
             raise SettingsError("--trust and --authorise both say who somebody is; give one")
         refuse_without_server("rooms", "websockets")
