@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from semel.entries import MOST_NUMBER
 from semel.rooms.requests import MOST_CLIENT, MOST_REQUEST
+from semel.rooms.standing import said
 from semel.values import value
 
 __all__ = ["Act", "Asked", "Join", "Leave", "Malformed", "Ping", "WantsSnapshot", "asked"]
@@ -92,6 +93,8 @@ def asked(text: str) -> Asked:
     """What a message asks for; `Malformed` if it is none."""
     try:
         message = json.loads(text, parse_constant=_no_number)
+        # What JSON can say and nobody can write again: half a character, an endless number.
+        said(message).encode()
     except (ValueError, RecursionError) as error:
         raise Malformed(f"this is no JSON: {error}"[:200]) from None
     if not isinstance(message, dict):

@@ -95,11 +95,15 @@ class House(Protocol):
 
 @value
 class _Decided:
-    """What a request comes to, on one standing. `after` is None where nothing changes."""
+    """What a request comes to, on one standing, and its reply as it is kept.
+
+    Where nothing changes, `after` and `entry` are None.
+    """
 
     reply: Reply
+    kept: bytes
     after: Standing | None = None
-    entry: str = ""
+    entry: bytes | None = None
 
 
 class _Running:
@@ -200,16 +204,16 @@ class Host:
 
     async def _sent(self, tip: Standing, request: Request, decided: _Decided) -> Answer:
         house = self._house
-        entry, after = decided.entry, decided.after
+        after = decided.after
         sending = house.log.append(
             self.stream,
-            entry.encode() if after is not None else None,
+            decided.entry,
             id=request.id,
             fingerprint=request.fingerprint,
             rising=request.rising,
             expect=tip.position,
             state=None if after is None else Replace(after.text.encode()),
-            reply=kept(decided.reply),
+            reply=decided.kept,
             keep=house.keep,
         )
         chain = self._chain
@@ -302,15 +306,15 @@ class Host:
         position = following(tip.position, mark_of(request.id, request.fingerprint))
         after = Standing(tip.room, position, text)
         _check_deadline(after.deadline)
-        entry = written(self.room_id, tip, after, decision.events)
+        entry = written(self.room_id, tip, after, decision.events).encode()
         most = self._house.most_bytes
-        if (size := max(len(text.encode()), len(entry.encode()))) > most:
+        if (size := max(len(text.encode()), len(entry))) > most:
             return _refused(
                 tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
             )
         reply = Reply(position.offset, decision.reply)
-        kept(reply)  # what cannot be kept fails here, before anything is sent
-        return _Decided(reply, after, entry)
+        # What cannot be kept fails here, before anything is sent.
+        return _Decided(reply, kept(reply), after, entry)
 
     async def _failed(self, request: Request, error: Exception) -> Reply:
         """The rules have failed. Nothing changes, unless the request was answered before."""
@@ -343,7 +347,8 @@ class Host:
 
 
 def _refused(tip: Standing, code: str, message: str) -> _Decided:
-    return _Decided(Reply(tip.version, None, str(code), str(message)))
+    reply = Reply(tip.version, None, str(code), str(message))
+    return _Decided(reply, kept(reply))
 
 
 def _check_same(other: _Running, request: Request) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from semel.entries import MOST_NUMBER
@@ -35,7 +36,8 @@ class Request:
     """`user` is None for the system itself. `timeout` names the turn that is to be timed out.
 
     `expected_version`: the version that was seen by whoever asks; on another one it is refused.
-    `client_id` and `client_seq`: which of a client's requests this is, from 1.
+    `client_id` and `client_seq`: which of a client's requests this is, from 1. `fingerprint` is of
+    what is asked: the same when its members come in another order.
     """
 
     room_id: str
@@ -46,9 +48,12 @@ class Request:
     client_id: str = ""
     client_seq: int | None = None
     timeout: str | None = None
+    fingerprint: bytes = field(init=False)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """What can be kept by no log is refused before anything else."""
+        found = _fingerprint(self.action, self.expected_version)
+        object.__setattr__(self, "fingerprint", found)
         _check("request id", self.request_id, MOST_REQUEST)
         if self.user is not None:
             _check("user", self.user, MOST_USER)
@@ -64,18 +69,21 @@ class Request:
         return f"{len(user)}:{user}:{self.request_id}"
 
     @property
-    def fingerprint(self) -> bytes:
-        """Of what is asked: the same when its members come in another order."""
-        asked = {"action": self.action, "version": self.expected_version}
-        return hashlib.sha256(_SORTED(asked).encode()).digest()
-
-    @property
     def rising(self) -> dict[str, int] | None:
         """The client's number: no other request of its may have this one, or a smaller one."""
         if self.client_seq is None:
             return None
         user = self.user or ""
         return {f"{len(user)}:{user}:{self.client_id}": self.client_seq}
+
+
+def _fingerprint(action: Any, version: int | None) -> bytes:
+    if not isinstance(action, Mapping):
+        raise SettingsError(f"an action is a mapping, and this is a {type(action).__name__}")
+    try:
+        return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingsError(f"the action cannot be written as JSON: {error}"[:200]) from error
 
 
 def _check(what: str, name: Any, most: int) -> None:

@@ -168,7 +168,6 @@ class Rooms:
         return await self.settle(Request(room_id, None, request_id, action))
 
     async def settle(self, request: Request) -> Reply:
-        request.check()
         counts, begun = self.counts, ASYNC.now()
         counts.requests += 1
         reply = await self._host(request.room_id).act(request)
@@ -252,7 +251,6 @@ class Rooms:
         turn = deadline.turn
         action = {"actionType": "timeout", "turn": turn}
         request = Request(room_id, None, f"{TIMEOUT}{turn}", action, timeout=turn)
-        request.check()
         reply = await self._host(room_id).act(request)
         match reply:
             case Reply(code="", cached=False):

@@ -90,7 +90,9 @@ class Standing:
     def view(self, user: str | None) -> Any:
         viewer = self.viewer_of(user)
         if viewer not in self._views:
-            self._views[viewer] = plain(self.room.view(self._seen(), viewer))
+            seen = self._seen()
+            shown = self.room.view(seen, viewer)
+            self._views[viewer] = shown if shown is seen else plain(shown)
         return self._views[viewer]
 
     def result(self, user: str | None) -> Any:

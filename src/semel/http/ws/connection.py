@@ -89,9 +89,9 @@ class Connection:
         self._task = asyncio.current_task()
         self._is_dropped = False
         self._is_writing = False
-        self._wrote_at = self._began_at = ASYNC.now()
+        self._wrote_at = self._alone_since = ASYNC.now()
         self._old_at = old_at
-        self._beats_at = self._began_at + house.heartbeat_s
+        self._beats_at = self._wrote_at + house.heartbeat_s
 
     # --- from outside ---------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Connection:
         limits = self.house.limits
         if self._is_writing and self._is_slow(now):
             self.drop("slow")
-        elif not self.seats and now - self._began_at > limits.join_within_s:
+        elif not self.seats and now - self._alone_since > limits.join_within_s:
             self.close("idle")
         elif now >= self._old_at:
             self.close("old")
@@ -160,6 +160,9 @@ class Connection:
                 raise
             assert self._task is not None
             self._task.uncancel()  # it was us
+        except Exception:
+            log.exception("semel: a connection failed, and is closed")
+            self.close("failed")
         finally:
             reading.cancel()
             for seat in list(self.seats.values()):
@@ -250,9 +253,7 @@ class Connection:
             user = await self._admitted(join)
             await self._seated(join, user)
         except NotLetIn as refusal:
-            retry_s = RETRY_STORE_S if refusal.retry else None
-            code = "UNAVAILABLE" if refusal.retry else "UNAUTHORIZED"
-            self._refuse(join, code, str(refusal), retry_s)
+            self._refuse(join, refusal.code, str(refusal), refusal.retry_s)
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be joined: %s", join.room_id, error)  # noqa: TRY400
             self._refuse(join, "FAILED", "this room cannot be shown")
@@ -348,7 +349,8 @@ class Connection:
         if before is not None:
             self._leave(before)
         if not house.places.take(user):
-            raise NotLetIn(f"you have {house.limits.per_user} places already; leave some")
+            message = f"you have {house.limits.per_user} places already; leave some"
+            raise NotLetIn(message, "RATE_LIMITED")
         visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
         following = house.rooms.follow(room_id, position)
         seat = Seat(room_id, user, visitor, following, house.reauthorise_s)
@@ -365,6 +367,7 @@ class Connection:
     def _leave(self, seat: Seat) -> None:
         if self.seats.get(seat.room_id) is seat:
             del self.seats[seat.room_id]
+            self._alone_since = ASYNC.now()
             seat.close()
             self.house.places.leave(seat.user)
             self.house.left(self, seat)
@@ -375,7 +378,7 @@ class Connection:
             user = await let_in(self.house.authorise, seat.visitor, seat.room_id)
             is_same = user == seat.user
         except NotLetIn as refusal:
-            is_same = refusal.retry
+            is_same = refusal.retry_s is not None
         except Exception:
             # Whoever cannot be asked about is shown nothing more, and may come back.
             log.exception("semel: authorise failed; the seat is taken back")

@@ -19,6 +19,7 @@ log = logging.getLogger("semel")
 
 # Whoever says who may do what has so long for it.
 DECIDED_WITHIN_S = 30.0
+RETRY_S = 1.0
 
 
 @value
@@ -42,11 +43,14 @@ False are refusals."""
 
 
 class NotLetIn(Exception):  # noqa: N818 - a situation: the client is told
-    """`retry`: nobody has decided, and the same may be asked again."""
+    """`retry_s`: nothing was decided, and the same may be asked again then."""
 
-    def __init__(self, message: str, *, retry: bool = False) -> None:
+    def __init__(
+        self, message: str, code: str = "UNAUTHORIZED", retry_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.retry = retry
+        self.code = code
+        self.retry_s = retry_s
 
 
 async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) -> str | None:
@@ -75,7 +79,7 @@ async def _decided(authorise: Authorise, visitor: Visitor, room_id: str) -> Any:
             return await found
     except TimeoutError:
         log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
-        raise NotLetIn("nobody has said whether you may join", retry=True) from None
+        raise NotLetIn("nobody has said whether you may join", "UNAVAILABLE", RETRY_S) from None
 
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
