@@ -1,42 +1,73 @@
 """The store's clock, as well as a process can know it.
 
-Deadlines are by the store's time: servers whose own clocks differ agree on them. Nobody asks a
-store for the time; but it writes down when it took an entry, and whoever appended that knows when
-it sent it and when it was answered. The store's clock was read in between.
+Deadlines are by the store's time: servers whose own clocks differ agree on them. A log does not
+tell the time; but it writes down when it took an entry, and whoever appended that knows when it was
+sent and when it was answered. The store's clock was read in between. From then on it is the loop's
+own time that passes, which nobody sets. All servers ask in the same stream, so that in a cluster it
+is the same node's.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import os
 import time
 from collections.abc import Callable
 
+from semel.colour import ASYNC
+from semel.entries import Entry, Keep
+from semel.ports import Log
+
 __all__ = ["StoreClock"]
 
-# A sample is off by half of what the answer took at most. One that took long is worth less than an
-# older one, for a while: clocks drift by some 50 us a second at worst.
-DRIFT = 100e-6
+# What is known is asked for again after this, since clocks drift, and are set.
+ASK_EACH_S = 60.0
+
+# Enough for all servers that ask at the same moment.
+_KEEP = Keep(entries=32, ids_s=0.0)
 
 
 class StoreClock:
-    """`wall` is this process's own clock: seconds since 1970."""
+    """Tells the time of the store that `log` is in. `wall` is this process's own, to begin with."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, log: Log, stream: str, wall: Callable[[], float] = time.time) -> None:
+        self._log = log
+        self._stream = stream
         self._wall = wall
         self._ahead_s = 0.0
-        self._doubt_s = float("inf")
-        self._at_s = 0.0
+        self._asked_at = -math.inf
+        self._asking: asyncio.Lock | None = None
 
     def now_s(self) -> float:
-        return self._wall() + self._ahead_s
+        """Seconds since 1970; until it was asked for, by this process's own clock."""
+        return ASYNC.now() + self._ahead_s if self.is_known else self._wall()
 
-    def wall(self) -> float:
-        """This process's own."""
-        return self._wall()
+    @property
+    def is_known(self) -> bool:
+        return self._asked_at > -math.inf
 
-    def heard(self, sent_s: float, answered_s: float, store_us: int) -> None:
-        """It was `store_us` there, at some moment between these two of `wall`."""
-        doubt_s = max(0.0, answered_s - sent_s) / 2
-        if doubt_s <= self._doubt_s + DRIFT * abs(answered_s - self._at_s):
-            self._ahead_s = store_us / 1e6 - (sent_s + answered_s) / 2
-            self._doubt_s = doubt_s
-            self._at_s = answered_s
+    async def learn(self) -> None:
+        """When this returns, the store's time is known, and not older than a minute."""
+        if ASYNC.now() - self._asked_at < ASK_EACH_S:
+            return
+        self._asking = self._asking or asyncio.Lock()
+        async with self._asking:
+            while ASYNC.now() - self._asked_at >= ASK_EACH_S:
+                await self._ask()
+
+    async def _ask(self) -> None:
+        id, sent_s = os.urandom(8).hex(), ASYNC.now()
+        await self._log.append(self._stream, b"", id=id, keep=_KEEP)
+        answered_s = ASYNC.now()
+        entry = await self._found(id)
+        if entry is not None:
+            self._ahead_s = entry.at_us / 1e6 - (sent_s + answered_s) / 2
+            self._asked_at = answered_s
+
+    async def _found(self, id: str) -> Entry | None:
+        """None when so many have asked since that it is gone."""
+        page = await self._log.read(self._stream)
+        if page.lost and page.floor is not None:
+            page = await self._log.read(self._stream, page.floor)
+        return next((entry for entry in page.entries if entry.id == id), None)

@@ -88,7 +88,8 @@ class Rooms:
         self._is_ours = isinstance(store, str)
         self.log = self.store.log(ASYNC)
         self.feed = Feed(self.store)
-        self.clock = StoreClock(wall)
+        self.clock = StoreClock(self.log, f"{name}:clock", wall)
+        self._is_timed = type(room).deadline is not Room.deadline
         self.entropy = entropy
         self.timers = Timers(
             f"{name}:timers", self.log, self.feed, self.clock, self._look, self._is_here
@@ -170,6 +171,8 @@ class Rooms:
     async def settle(self, request: Request) -> Reply:
         counts, begun = self.counts, ASYNC.now()
         counts.requests += 1
+        if self._is_timed and not self.clock.is_known:
+            await self.clock.learn()  # or the first deadline would be by our own clock
         reply = await self._host(request.room_id).act(request)
         assert reply is not None, "only a timeout may not be due"
         counts.action_s.add(ASYNC.now() - begun)

@@ -10,7 +10,7 @@ Whoever looks and finds a turn that is over sends the action `timeout:<turn>`, a
 does who looks at the same time: the room's log takes one of them, and none if the turn was played.
 Nobody needs to be alive at the time: who comes later reads what is noted, from the oldest on.
 
-Notes that were looked at are trimmed. Their entries tell the store's time, too (see `clock`).
+Notes that were looked at are trimmed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,6 @@ MOST_NOTES = 1000
 # Trimming is a call for itself, and a note that is read twice only costs a look.
 TRIM_EACH = 32
 
-# How often the store's clock is asked after, while nobody notes anything.
-ASK_CLOCK_S = 60.0
-
 # Who has nobody of the room here looks a little later: most likely somebody else was first.
 STRANGER_S = (0.1, 0.4)
 
@@ -57,9 +54,6 @@ NAP_S = 1.0
 AGAIN_S = 1.0
 
 _KEEP = Keep(ids_s=0.0)
-
-# Of a note that is there to ask for the time.
-NO_ROOM = ""
 
 
 class Timers:
@@ -94,9 +88,6 @@ class Timers:
         """Those that were, and are not trimmed."""
         self._read: Position | None = None
         """Up to here, all notes are known."""
-        self._asked: dict[str, tuple[float, float]] = {}
-        """When our own were sent and answered, by id."""
-        self._asked_at_s = 0.0
         self._looking: set[asyncio.Task[None]] = set()
         self._woken = asyncio.Event()
         self._circuit = Circuit("the log of deadlines")
@@ -124,12 +115,9 @@ class Timers:
 
     async def note(self, room_id: str, at_s: float) -> None:
         """When this returns, somebody will look at the room at that time, whoever dies."""
-        id, sent_s = os.urandom(8).hex(), self._clock.wall()
         data = json.dumps({"room": room_id, "at": at_s}).encode()
-        answer = await self._log.append(self._stream, data, id=id, keep=_KEEP)
+        answer = await self._log.append(self._stream, data, id=os.urandom(8).hex(), keep=_KEEP)
         assert isinstance(answer, Appended), "an id that nobody else has"
-        self._asked[id] = sent_s, self._clock.wall()
-        self._asked_at_s = ASYNC.now()
         self._add(room_id, at_s, answer.position)
 
     def _add(self, room_id: str, at_s: float, position: Position) -> None:
@@ -156,13 +144,9 @@ class Timers:
         self._due.clear()
         self._open.clear()
         self._done.clear()
-        self._asked.clear()
         self._read = None
 
     def _hear(self, entry: Entry) -> None:
-        asked = self._asked.pop(entry.id, None)
-        if asked is not None:
-            self._clock.heard(*asked, entry.at_us)
         try:
             note = json.loads(entry.data)
             self._add(str(note["room"]), float(note["at"]), entry.position)
@@ -175,9 +159,11 @@ class Timers:
     async def _watch(self) -> None:
         while True:
             self._woken.clear()
-            self._begin_looks()
             with contextlib.suppress(StoreUnavailableError):
-                await self._ask_clock()
+                await self._clock.learn()
+            if self._clock.is_known:  # else a turn might be timed out that is not over
+                self._begin_looks()
+            with contextlib.suppress(StoreUnavailableError):
                 await self._renew_oldest()
                 await self._trim()
             with contextlib.suppress(TimeoutError):
@@ -185,8 +171,9 @@ class Timers:
                     await self._woken.wait()
 
     def _pause_s(self) -> float:
-        left_s = self._due[0][0] - self._clock.now_s() if self._due else NAP_S
-        return min(NAP_S, max(0.0, left_s))
+        if not self._due or not self._clock.is_known:
+            return NAP_S
+        return min(NAP_S, max(0.0, self._due[0][0] - self._clock.now_s()))
 
     def _begin_looks(self) -> None:
         now_s = self._clock.now_s()
@@ -210,11 +197,10 @@ class Timers:
     async def _looked(self, room_id: str, offset: int) -> None:
         """Look until it could be done: what is noted is not forgotten before."""
         position = self._open.get(offset)
-        if room_id != NO_ROOM:
-            if not self._is_here(room_id):
-                await ASYNC.sleep(self._chance.uniform(*STRANGER_S))
-            while not await self._settled(room_id):
-                await ASYNC.sleep(AGAIN_S * (0.5 + self._chance.random()))
+        if not self._is_here(room_id):
+            await ASYNC.sleep(self._chance.uniform(*STRANGER_S))
+        while not await self._settled(room_id):
+            await ASYNC.sleep(AGAIN_S * (0.5 + self._chance.random()))
         if position is not None and self._open.get(offset) is position:
             del self._open[offset]
             self._done[offset] = position
@@ -230,10 +216,6 @@ class Timers:
             log.exception("semel: nobody can tell whether a turn of room %r is over", room_id)
             return False
         return True
-
-    async def _ask_clock(self) -> None:
-        if not self._asked_at_s or ASYNC.now() - self._asked_at_s >= ASK_CLOCK_S:
-            await self.note(NO_ROOM, 0.0)
 
     async def _renew_oldest(self) -> None:
         """A note that is due in a day keeps all that came after it."""
