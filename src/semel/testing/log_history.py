@@ -45,7 +45,10 @@ KEEPS = (
 
 @dataclass(frozen=True)
 class LogMove:
-    """One step of a random history. `place`: which of the positions seen so far, from the end."""
+    """One step of a random history. `place`: which of the positions seen so far, from the end.
+
+    `expects_place`: an append expects that one, whatever `expect` says.
+    """
 
     verb: str
     stream: int = 0
@@ -57,6 +60,8 @@ class LogMove:
     reply: bytes = b""
     ends: bool = False
     keep: Keep = KEEPS[0]
+    rising: tuple[tuple[str, int], ...] = ()
+    expects_place: bool = False
     place: int = 0
     limit: int = 1000
     seconds: float = 0.0
@@ -67,6 +72,9 @@ VERBS = ("append",) * 9 + ("read", "read", "read", "age", "trim", "trim to", "sw
 IDS = "aabbcdefghijklmn"
 DATAS = (b"x", b"x", b"x", b"x", b"y", b"", None)
 FENCES: tuple[tuple[tuple[str, int], ...], ...] = ((), (), *((("p", n),) for n in range(3)))
+RISING: tuple[tuple[tuple[str, int], ...], ...] = ((),) * 6 + tuple(
+    ((name, n),) for name in "pq" for n in range(3)
+)
 VERSIONS = (None,) * 9 + (0, 1, 2)
 STATES = (None, Replace(b"1"), *(Field("f", n, b"%d" % n) for n in range(3)), Field("g", 1, b"g"))
 
@@ -86,6 +94,9 @@ def moves_of_a_log() -> st.SearchStrategy[LogMove]:
         st.sampled_from((b"", b"r")),
         st.sampled_from((False,) * 11 + (True,)),
         st.sampled_from(KEEPS),
+        st.sampled_from(RISING),
+        st.sampled_from((False,) * 7 + (True,)),
+        st.sampled_from((0, 0, 0, 1, 2)),
     )
     moves = {
         "append": append,
@@ -159,17 +170,28 @@ class LogModel:
         if told is not None and (told.until > self.time or told.position.offset > paper.floor):
             same = told.mark == (move.data or b"")
             return Repeated(told.position, told.reply) if same else Mismatch("fingerprint")
-        for name, number in move.fences:
-            if name in paper.fences and number < paper.fences[name]:
+        for name, number in {**dict(move.fences), **dict(move.rising)}.items():
+            least = paper.fences.get(name, -1) + (name in dict(move.rising))
+            if name in paper.fences and number < least:
                 return Fenced(name, paper.fences[name])
         if paper.ended:
             return Ended(paper.head)
-        if move.expect is not None and move.expect != paper.head.offset:
+        expect = self.expected(move)
+        if isinstance(expect, Position):
+            if expect != paper.head:
+                return VersionConflict(paper.head)
+        elif expect is not None and expect != paper.head.offset:
             return VersionConflict(paper.head)
         length = paper.head.offset - paper.floor
         if move.data is not None and move.keep.full is not None and length >= move.keep.full:
             return Full(length)
         return None
+
+    def place(self, move: LogMove) -> Position | None:
+        return [None, *self.seen][-1 - move.place % (len(self.seen) + 1)]
+
+    def expected(self, move: LogMove) -> int | Position | None:
+        return self.place(move) if move.expects_place else move.expect
 
     def take(self, stream: str, move: LogMove, position: Position) -> None:
         """Write down what was taken, at the position that the log says."""
@@ -184,6 +206,7 @@ class LogModel:
         until = self.time + move.keep.ids_s
         paper.told[move.id] = Told(move.data or b"", position, move.reply, until)
         paper.fences.update(move.fences)
+        paper.fences.update(move.rising)
         self._change(paper, move.state)
         self._keep(paper, move)
 
@@ -252,7 +275,7 @@ class LogModel:
 
 async def make_move(contract: Any, store: Any, log: Any, model: LogModel, move: LogMove) -> None:
     stream = model.names[move.stream]
-    place = [None, *model.seen][-1 - move.place % (len(model.seen) + 1)]
+    place = model.place(move)
     if move.verb == "age":
         await contract.age(store, move.seconds)
         model.time += move.seconds
@@ -275,7 +298,8 @@ async def _append(log: Any, model: LogModel, stream: str, move: LogMove) -> None
         move.data,
         id=move.id,
         fences=dict(move.fences),
-        expect=move.expect,
+        rising=dict(move.rising),
+        expect=model.expected(move),
         state=move.state,
         reply=move.reply,
         ends=move.ends,
