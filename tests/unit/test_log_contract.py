@@ -89,6 +89,20 @@ def the_version_is_not_compared(patch):
     decided(patch, lambda seen, op: (seen, replace(op, expect=None)))
 
 
+@found_by("test_an_expected_position_is_of_one_history", ANY_HISTORY)
+def of_an_expected_position_only_the_number_counts(patch):
+    def by_number(seen, op):
+        expect = op.expect.offset if isinstance(op.expect, Position) else op.expect
+        return seen, replace(op, expect=expect)
+
+    decided(patch, by_number)
+
+
+@found_by("test_a_rising_number_is_taken_once", ANY_HISTORY)
+def a_number_may_be_taken_twice(patch):
+    decided(patch, lambda seen, op: (seen, replace(op, rising=frozenset())))
+
+
 @found_by("test_a_gone_stream_is_unknown_in_the_end_and_begins_anew")
 def what_is_over_goes_on(patch):
     patch.setattr(rules, "is_over", lambda row, now_us: False)
