@@ -3,13 +3,9 @@ between reading a row and writing it, and around the commit of a bound session."
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -24,8 +20,8 @@ from semel.values import State
 from support.holder import Receiver
 from support.process import wait_until
 from support.proxy import Proxy
+from support.zygote import spawn
 
-TESTS = Path(__file__).parents[1]
 LONG_S = 300  # a lease that no test here outlives
 
 # The flow is one for both colours, so each engine has one of them.
@@ -66,14 +62,8 @@ def start(tmp_path):
     def start(url, *flags, module="holder", **options):
         words = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         named = ["order-1", "--receiver", "plain"] if module == "holder" else []
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"support.{module}", url, *named, *words, *flags],
-            cwd=TESTS,
-            env={**os.environ, "HOLDER_FOLDER": str(tmp_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        arguments = [url, *named, *words, *flags]
+        process = spawn(f"support.{module}", arguments, {"HOLDER_FOLDER": str(tmp_path)})
         started.append(process)
         return process
 

@@ -6,11 +6,7 @@ effect whatever happens; so does any receiver when the policy is to hold.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +15,8 @@ from semel.colour import SYNC, run
 from semel.keys import make_key
 from semel.values import State
 from support.holder import POINTS, Receiver
+from support.zygote import spawn
 
-TESTS = Path(__file__).parents[1]
 ENGINES = ("file", "sqlite", "redis", "redis-cluster", "redis-sentinel", "postgres", "mariadb")
 
 
@@ -45,13 +41,7 @@ def receiver(tmp_path):
 
 def start(url, folder, **options):
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.holder", url, "order-1", *flags],
-        cwd=TESTS,
-        env={**os.environ, "HOLDER_FOLDER": str(folder)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return spawn("support.holder", [url, "order-1", *flags], {"HOLDER_FOLDER": str(folder)})
 
 
 def finish(process):
@@ -63,6 +53,7 @@ def killed(process):
     assert process.stdout.readline() == "trap\n"
     process.wait(timeout=30)
     assert process.returncode == -signal.SIGKILL
+    process.stdin.close()
     process.stdout.close()
 
 
