@@ -120,7 +120,11 @@ class Room(ABC):
 
     @abstractmethod
     def view(self, state: Any, viewer: str | None) -> Any:
-        """What a member of the room is shown of the state; None stands for everybody else."""
+        """What a member of the room is shown of the state; None stands for everybody else.
+
+        Of the state, and nothing else: what is set in the room's own object may be set otherwise
+        on another server, or after a restart.
+        """
 
     def members(self, state: Any) -> Iterable[str]:
         """The users who are shown something of their own."""

@@ -1,0 +1,58 @@
+/**
+ * The connection of a room's client over `WebSocket`: it is opened, says what it hears, and ends once.
+ * Whoever hangs up hears nothing more of it.
+ */
+import { RoomError } from "./room_values.js";
+export class Line {
+    #hears;
+    #socket = null;
+    #isOver = false;
+    constructor(address, hears) {
+        this.#hears = hears;
+        void this.#open(address);
+    }
+    async #open({ url, token: given, WebSocket }) {
+        await null; // whoever makes the line has it before it says anything
+        if (this.#isOver)
+            return;
+        try {
+            const token = typeof given === "function" ? await given() : given;
+            if (this.#isOver)
+                return;
+            this.#socket = new WebSocket(url.href);
+            this.#follow(this.#socket, token);
+        }
+        catch (error) {
+            // A token that cannot be had, or an address that is refused without asking anybody.
+            if (!this.#isOver)
+                this.#hears.failed(this, hopeless("there is no connection", error));
+        }
+    }
+    #follow(socket, token) {
+        socket.onopen = () => this.#hears.opened(this, token);
+        socket.onmessage = ({ data }) => this.#hears.received(this, data);
+        socket.onclose = ({ code }) => this.#hears.closed(this, code);
+        socket.onerror = () => undefined; // its end follows
+    }
+    say(text) {
+        try {
+            this.#socket?.send(text);
+        }
+        catch {
+            // It is closing: its end follows.
+        }
+    }
+    hangUp() {
+        const socket = this.#socket;
+        this.#isOver = true;
+        this.#socket = null;
+        if (socket === null)
+            return;
+        socket.onopen = socket.onmessage = socket.onclose = null;
+        socket.close(1000);
+    }
+}
+function hopeless(message, cause) {
+    const said = cause instanceof Error ? cause.message : String(cause);
+    return Object.assign(new RoomError(`${message}: ${said}`), { cause });
+}

@@ -1,0 +1,71 @@
+/** What a room's client hands over, what it does, and what goes wrong, as values. */
+// --- what goes wrong ----------------------------------------------------------------------------
+/** The table cannot be had, or not any more. `code` is the server's word for it, or ours. */
+export class RoomError extends Error {
+    code;
+    name = "RoomError";
+    constructor(message, code = "") {
+        super(message);
+        this.code = code;
+    }
+}
+/** The server has refused an action: nothing was changed by it. `code` says why. */
+export class ActionError extends Error {
+    code;
+    detail;
+    requestId;
+    name = "ActionError";
+    constructor(code, 
+    /** What the server said besides. */
+    detail, requestId) {
+        super(detail === "" ? code : `${code}: ${detail}`);
+        this.code = code;
+        this.detail = detail;
+        this.requestId = requestId;
+    }
+}
+/**
+ * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action. To ask
+ * again, and not to do it twice: `act(action, { requestId: error.requestId })`.
+ */
+export class ActionTimeoutError extends Error {
+    requestId;
+    wasSent;
+    name = "TimeoutError";
+    constructor(requestId, timeoutMs, wasSent) {
+        const unknown = `the outcome is unknown; ask again with { requestId: "${requestId}" }`;
+        const ending = wasSent ? unknown : "it was never sent: nothing was changed by it";
+        super(`no answer in ${timeoutMs} ms: ${ending}`);
+        this.requestId = requestId;
+        this.wasSent = wasSent;
+    }
+}
+export const ROOM_TERMS = {
+    timeoutMs: 10_000,
+    resyncMs: 5_000,
+    graceMs: 2_000,
+    connectMs: 10_000,
+    heartbeatMs: 15_000,
+    backoffMs: 1_000,
+    longestMs: 30_000,
+    buffered: 256,
+};
+/** Pauses that grow: from half the first one, at random, up to twice the last one's most. */
+export class Backoff {
+    #terms;
+    #chance;
+    #failures = 0;
+    constructor(terms, chance) {
+        this.#terms = terms;
+        this.#chance = chance;
+    }
+    pauseMs() {
+        const base = this.#terms.backoffMs;
+        const ceiling = Math.min(base * 2 ** Math.min(this.#failures, 30), this.#terms.longestMs);
+        this.#failures += 1;
+        return base / 2 + this.#chance() * (ceiling - base / 2);
+    }
+    reset() {
+        this.#failures = 0;
+    }
+}
