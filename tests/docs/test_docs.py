@@ -187,9 +187,13 @@ def test_every_snippet_is_shown():
 def test_the_readme_example_charges_once(tmp_path):
     path = tmp_path / "readme.py"
     path.write_text(program(ROOT / "README.md"))
-    receipt = "{'order': 'o-7', 'paid': 40}\n"
-    assert execute(path, tmp_path).stdout == "charging 40\n" + 2 * receipt
-    assert execute(path, tmp_path).stdout == 2 * receipt  # a new process remembers
+    receipt, bet = "{'order': 'o-7', 'paid': 40}\n", "Reply(version=1, reply={'bet': 40}"
+    first, second = (execute(path, tmp_path).stdout for _ in range(2))
+    assert first.startswith("charging 40\n" + 2 * receipt + bet)
+    assert second.startswith(2 * receipt + bet)  # a new process remembers
+    for said, cached in ((first, 1), (second, 2)):
+        assert said.count("cached=True") == cached
+        assert said.endswith("{'chips': {'ann': 60, 'bob': 100}, 'pot': 40}\n")
 
 
 def commands():

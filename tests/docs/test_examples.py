@@ -30,7 +30,8 @@ def orders_api(*options, folder):
 def test_an_example_that_is_not_there_is_answered_with_those_that_are(name):
     done = run("make", "example", f"NAME={name}")
     assert done.returncode != 0
-    assert f"no example '{name}'; there is: case_outbox orders_api poker_table scan_pipeline." in done.stderr
+    there = "case_outbox orders_api poker_table scan_pipeline"
+    assert f"no example '{name}'; there is: {there}." in done.stderr
     assert "Traceback" not in done.stderr
 
 

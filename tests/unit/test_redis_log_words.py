@@ -48,7 +48,7 @@ def test_a_command_has_as_many_words_as_it_says(fences, state):
     place = words.place_of("n", "s")
     keep = words.packed_keep(Keep(idle_s=1), True, True)
     packed = words.appending(place, "a" * 40, "id", b"data", b"reply", 7, keep)
-    packed = words.with_more(packed, fences, state)
+    packed = words.with_more(packed, fences, (), state)
     reader = hiredis.Reader()
     reader.feed(packed)
     said = reader.gets()

@@ -87,7 +87,7 @@ def rooms(
     grace: Grace = GRACE,
     quiet: Quiet = False,
 ) -> None:
-    """Let clients into rooms of yours over WebSocket, until it is told to end."""
+    """Open rooms of yours to clients, until it is told to end."""
     heartbeat_s, drain_s = seconds("--heartbeat", heartbeat), seconds("--drain", drain)
     requests_s = seconds("--requests", requests)
     found = named(where, "games.poker:table", _hint)

@@ -4,4 +4,5 @@ import sys
 
 from semel.observe import rules
 
-sys.stdout.write(rules())
+if __name__ == "__main__":
+    sys.stdout.write(rules())
