@@ -21,17 +21,17 @@ QUICK = Effort(rounds=3, block_s=0.02)
 USUAL = Effort(rounds=15, block_s=0.06)
 FULL = Effort(rounds=41, block_s=0.1)
 
-VOLUME, HTTP, OUTBOX, REALTIME = "volume", "http", "outbox", "realtime"
+VOLUME, HTTP, OUTBOX, REALTIME, ROOMS = "volume", "http", "outbox", "realtime", "rooms"
 
 
 def main() -> int:
-    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP, OUTBOX, REALTIME]
+    names = [scenario.name for scenario in SCENARIOS] + [VOLUME, HTTP, OUTBOX, REALTIME, ROOMS]
     wishes = _parsed(names)
     chosen = wishes.scenarios or names
-    alone = ([HTTP], [OUTBOX], [REALTIME])
+    alone = ([HTTP], [OUTBOX], [REALTIME], [ROOMS])
     if wishes.write_docs and (wishes.quick or wishes.scenarios not in ([], *alone)):
         raise SystemExit(
-            "--write-docs needs every scenario, or http, outbox or realtime, and not --quick"
+            "--write-docs needs every scenario, or http, outbox, realtime or rooms, and not --quick"
         )
     if HTTP in chosen:
         http_load.wrk()  # missing, it is better missed now than after ten minutes
@@ -48,6 +48,8 @@ def main() -> int:
             report.add_outbox(places, wishes)
         if REALTIME in chosen:
             report.add_realtime(places, wishes)
+        if ROOMS in chosen:
+            report.add_rooms(places, wishes)
     report.close(wishes)
     return 0
 
@@ -107,6 +109,7 @@ class Report:
         self._http = Part(http_table.write_docs)
         self._outbox = Part(functools.partial(table.write_docs, of=OUTBOX))
         self._realtime = Part(functools.partial(table.write_docs, of=REALTIME))
+        self._rooms = Part(functools.partial(table.write_docs, of=ROOMS))
         self._plain: list[Any] = []
         self._disturbed: list[str] = []
         self._start = time.monotonic()
@@ -165,9 +168,19 @@ class Report:
             self._plain.append(found.plain)
         self._note(self._realtime, "Realtime", others)
 
+    def add_rooms(self, places: machine.Machine, wishes: argparse.Namespace) -> None:
+        from bench import rooms_bench
+
+        others = machine.Others()
+        for found in rooms_bench.run(places, rooms_bench.EFFORTS[_size(wishes)]):
+            self._rooms.say(found.text)
+            self._rooms.verdicts += found.verdicts
+            self._plain.append(found.plain)
+        self._note(self._rooms, "Rooms", others)
+
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return self._guards, self._http, self._outbox, self._realtime
+        return self._guards, self._http, self._outbox, self._realtime, self._rooms
 
     def _note(self, part: Part, title: str, others: machine.Others) -> None:
         cores = others.cores()

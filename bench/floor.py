@@ -12,7 +12,7 @@ import asyncio
 import json
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,23 +114,30 @@ class _Pipeline(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def hiredis_pipeline(url: str) -> AsyncIterator[Calls]:
+async def hiredis_line(url: str) -> AsyncIterator[Callable[[tuple[Any, ...]], Awaitable[Any]]]:
+    """Asks over one connection."""
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
     _, line = await loop.create_connection(_Pipeline, address.hostname, address.port)
-    sha = (await line.ask(("SCRIPT", "LOAD", COMPLETE))).decode()
-
-    async def first(n: int) -> None:
-        await line.ask(_claim(n))
-        await line.ask(_complete(sha, n))
-
-    async def replay(n: int) -> Any:
-        return await line.ask(_claim(n))
-
     try:
-        yield Calls(first, replay)
+        yield line.ask
     finally:
         line.transport.close()
+
+
+@asynccontextmanager
+async def hiredis_pipeline(url: str) -> AsyncIterator[Calls]:
+    async with hiredis_line(url) as ask:
+        sha = (await ask(("SCRIPT", "LOAD", COMPLETE))).decode()
+
+        async def first(n: int) -> None:
+            await ask(_claim(n))
+            await ask(_complete(sha, n))
+
+        async def replay(n: int) -> Any:
+            return await ask(_claim(n))
+
+        yield Calls(first, replay)
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------

@@ -126,6 +126,8 @@ class Subscriber:
 class Subscribers:
     """All of them, in the crowd's own process."""
 
+    kind = Subscriber
+
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._all: list[Subscriber] = []
@@ -137,7 +139,7 @@ class Subscribers:
     def join(self, seats: Sequence[Seat], within_s: float) -> float:
         """Everybody in; how long that took."""
         began = time.monotonic()
-        newcomers = [Subscriber(seat) for seat in seats]
+        newcomers = [self.kind(seat) for seat in seats]
         self._all += newcomers
         self._admit([(began, subscriber) for subscriber in newcomers], within_s)
         return time.monotonic() - began
@@ -276,12 +278,12 @@ def _stamps(chunks: Sequence[tuple[int, bytes]]) -> list[tuple[int, int]]:
     ]
 
 
-def serve(pipe: Any) -> None:
+def serve(pipe: Any, kind: type[Subscribers] = Subscribers) -> None:
     """What the crowd's process does: read, and answer what it is asked."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.disable()  # everything that is kept is kept until the end, and looking through it takes long
-    subscribers = Subscribers()
+    subscribers = kind()
     subscribers.attend(pipe.fileno())
     pipe.send(("answer", None))
     while True:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import realtime_crowd
 from bench.http_load import FailedError
-from bench.realtime_crowd import Seat
+from bench.realtime_crowd import Seat, Subscribers
 from bench.realtime_servers import Entrant, Missing, Publish, Running, message
 
 EVERY_S = 0.2
@@ -46,10 +46,10 @@ class Crowd:
 
 
 @contextmanager
-def crowd() -> Iterator[Crowd]:
+def crowd(kind: type[Subscribers] = Subscribers) -> Iterator[Crowd]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=realtime_crowd.serve, args=(theirs,), daemon=True)
+    process = spawn.Process(target=realtime_crowd.serve, args=(theirs, kind), daemon=True)
     process.start()
     try:
         yield Crowd(ours)

@@ -38,6 +38,7 @@ PATIENCE_S = 30.0
 ACCEPTED = 300  # what a message was taken with is below
 
 SOCKET_IO = ROOT / "bench" / "socketio"
+SOCKET_IO_PATH = "/socket.io/?EIO=4&transport=websocket"
 NGINX_HOME = Path("/var/lib/nginx")
 NCHAN = Path("usr/lib/nginx/modules/ngx_nchan_module.so")
 
@@ -284,33 +285,36 @@ def most_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-# --- Socket.IO ----------------------------------------------------------------------------------
+# --- Node ---------------------------------------------------------------------------------------
 
 
 @cache
-def socket_io_folder() -> Path:
-    """The server with what it needs, fetched once for each set of versions."""
+def npm_folder(source: Path) -> Path:
+    """A server with what it needs, fetched once for each set of versions."""
     if not shutil.which("node") or not shutil.which("npm"):
-        raise Missing("Socket.IO needs node and npm. To get them: apt install nodejs npm")
-    lock = (SOCKET_IO / "package-lock.json").read_bytes()
-    folder = binaries.CACHE / "npm" / f"socketio-{hashlib.sha256(lock).hexdigest()[:12]}"
-    shutil.copytree(SOCKET_IO, folder, dirs_exist_ok=True)
+        raise Missing(f"{source.name} needs node and npm. To get them: apt install nodejs npm")
+    lock = (source / "package-lock.json").read_bytes()
+    folder = binaries.CACHE / "npm" / f"{source.name}-{hashlib.sha256(lock).hexdigest()[:12]}"
+    shutil.copytree(source, folder, dirs_exist_ok=True)
     if not (folder / "fetched").exists():
         words = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Missing(f"npm could not fetch Socket.IO: {done.stderr.strip()[-300:]}")
+            raise Missing(f"npm could not fetch {source.name}: {done.stderr.strip()[-300:]}")
         (folder / "fetched").touch()
     return folder
 
 
+def node(source: Path, script: str, *words: str, port: int) -> Listening:
+    binary = Binary("node", Path(shutil.which("node") or "node"), "path")
+    said = [str(npm_folder(source) / script), *words]
+    return Listening(binary, said, port, new_folder(source.name)).start()
+
+
 def _socket_io(redis: str) -> Running:
     port = free_port()
-    node = Binary("node", Path(shutil.which("node") or "node"), "path")
-    script = str(socket_io_folder() / "server.mjs")
-    server = Listening(node, [script, redis, str(port)], port, new_folder("socketio")).start()
-    seat = Seat(port, "/socket.io/?EIO=4&transport=websocket", "socket.io")
-    return Running(server, partial(posting, seat, "/publish"))
+    server = node(SOCKET_IO, "server.mjs", redis, str(port), port=port)
+    return Running(server, partial(posting, Seat(port, SOCKET_IO_PATH, "socket.io"), "/publish"))
 
 
 FLOOR = Entrant("asyncio, the same bytes to every socket", "floor", partial(_app, "floor"))
@@ -334,13 +338,19 @@ PEERS = (SSE_STARLETTE, NCHAN_ENTRANT, SOCKET_IO_ENTRANT)
 
 def versions() -> str:
     found = [f"{name} {version(name)}" for name in ("sse-starlette", "uvicorn", "uvloop")]
-    needs = json.loads((SOCKET_IO / "package.json").read_text())["dependencies"]
-    found += [f"{name} {number}" for name, number in needs.items()]
-    found += [_said("node", "--version")]
+    found += node_versions(SOCKET_IO)
     with contextlib.suppress(Missing):
         found += [_said(str(nginx()[0].path), "-v", env=nginx()[0].environment())]
     found += [f"{binary}" for binary in binaries.candidates("chromium")[:1]]
     return f"- realtime: {', '.join(filter(None, found))}"
+
+
+def node_versions(*sources: Path) -> list[str]:
+    found: list[str] = []
+    for source in sources:
+        needs = json.loads((source / "package.json").read_text())["dependencies"]
+        found += [f"{name} {number}" for name, number in needs.items()]
+    return [*found, _said("node", "--version")]
 
 
 def _said(*words: str, env: dict[str, str] | None = None) -> str:

@@ -17,6 +17,7 @@ import importlib
 import io
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -32,6 +33,8 @@ TESTS = Path(__file__).parents[1]
 PRELOADED = (
     "aiosqlite",
     "asyncmy",
+    "fastapi",
+    "httpx",
     "psycopg",
     "pymysql",
     "redis.asyncio",
@@ -123,7 +126,12 @@ def _played(wanted: dict[str, Any], fds: list[int]) -> int:
     os.environ.update(wanted["env"])
     sys.argv = [wanted["module"], *wanted["words"]]
     try:
-        importlib.import_module(wanted["module"]).main()
+        if wanted["folder"]:
+            os.chdir(wanted["folder"])
+            sys.path[0] = str(Path(wanted["module"]).parent)
+            runpy.run_path(wanted["module"], run_name="__main__")
+        else:
+            importlib.import_module(wanted["module"]).main()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
@@ -160,19 +168,32 @@ def _zygote() -> Zygote:
 
 def spawn(module: str, words: list[str], env: dict[str, str] | None = None) -> Forked:
     """The module's `main`, with these words, in a process of its own."""
-    return Forked(_zygote().path, module, words, {**os.environ, **(env or {})})
+    asked = {"module": module, "words": words, "env": {**os.environ, **(env or {})}, "folder": ""}
+    return Forked(_zygote().path, asked, 2)
+
+
+def script(path: Path, folder: Path, env: dict[str, str]) -> tuple[int, str]:
+    """A whole program, run in this folder: how it ended, and what it said as errors."""
+    asked = {"module": str(path), "words": [], "env": env, "folder": str(folder)}
+    with tempfile.TemporaryFile("w+") as errors:
+        process = Forked(_zygote().path, asked, errors.fileno())
+        try:
+            process.communicate(60)
+        finally:
+            process.kill()
+        errors.seek(0)
+        return process.wait(10), errors.read()
 
 
 class Forked:
     """A process, as `Popen` shows one."""
 
-    def __init__(self, path: str, module: str, words: list[str], env: dict[str, str]) -> None:
+    def __init__(self, path: str, asked: dict[str, Any], errors: int) -> None:
         its_in, self._in = os.pipe()
         self._out, its_out = os.pipe()
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(path)
-        asked = json.dumps({"module": module, "words": words, "env": env}).encode()
-        socket.send_fds(self._line, [asked], [its_in, its_out, 2])
+        socket.send_fds(self._line, [json.dumps(asked).encode()], [its_in, its_out, errors])
         os.close(its_in)
         os.close(its_out)
         self.stdin = os.fdopen(self._in, "w")
