@@ -11,7 +11,13 @@ import subprocess
 
 from support.typescript import DIST, FOLDER, environment
 
-TESTS = ("test/vectors.test.mjs", "test/feed.test.mjs", "test/fetch.test.mjs")
+TESTS = (
+    "test/vectors.test.mjs",
+    "test/feed.test.mjs",
+    "test/fetch.test.mjs",
+    "test/room_vectors.test.mjs",
+    "test/room.test.mjs",
+)
 
 
 def test_it_passes_its_own_tests(node, typescript_client):

@@ -11,7 +11,8 @@ above the loop that retries, and nothing without one is sent twice unless its me
 The easy mistake is a retry around these: a second call to the client is a second request, with
 a key of its own, unless an intent names it.
 
-What happens on the server is followed with `semel.client.feed`: each entry once, in order.
+What happens on the server is followed with `semel.client.feed`: each entry once, in order. At a
+table of rooms one sits with `semel.client.room`.
 """
 
 from __future__ import annotations

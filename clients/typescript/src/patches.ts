@@ -1,0 +1,89 @@
+/**
+ * A patch, as a server sends it, made to a state: it fits, or nothing is changed.
+ *
+ * A patch is a list of operations. `[path, value]` sets what is at a path, `[path]` removes it. A path
+ * is a list of keys and indexes; the empty one is the whole. A list grows at its end, by setting the
+ * index that follows its last, and shrinks from there. The Python client (room_patches.py) does the
+ * same.
+ *
+ * The easy mistake is to assign to a key that somebody else has chosen: `__proto__` is one, too.
+ */
+
+// Nobody's state is deeper.
+const DEEPEST = 200;
+
+/** The patch is none, or not for this state. */
+export class PatchError extends Error {
+  override readonly name = "PatchError";
+}
+
+/** The state with the changes made. What it was made from stays as it is. */
+export function patched(state: unknown, patch: unknown): unknown {
+  let made = state;
+  for (const operation of list(patch)) {
+    const [path, ...value] = list(operation);
+    if (value.length > 1 || list(path).length > DEEPEST) {
+      throw new PatchError(`no operation: ${JSON.stringify(operation)}`);
+    }
+    made = changed(made, list(path), value);
+  }
+  return made;
+}
+
+function list(found: unknown): readonly unknown[] {
+  if (!Array.isArray(found)) throw new PatchError(`no list: ${JSON.stringify(found)}`);
+  return found;
+}
+
+function changed(state: unknown, path: readonly unknown[], value: readonly unknown[]): unknown {
+  if (path.length === 0) {
+    if (value.length === 0) throw new PatchError("the whole cannot be removed");
+    return value[0];
+  }
+  const [key, ...rest] = path;
+  if (Array.isArray(state)) {
+    if (isIndex(key) && key <= state.length) return inList(state, key, rest, value);
+  } else if (typeof state === "object" && state !== null && typeof key === "string") {
+    return inMapping(state as Record<string, unknown>, key, rest, value);
+  }
+  throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+}
+
+function isIndex(key: unknown): key is number {
+  return Number.isSafeInteger(key) && (key as number) >= 0;
+}
+
+function inMapping(
+  state: Readonly<Record<string, unknown>>,
+  key: string,
+  rest: readonly unknown[],
+  value: readonly unknown[],
+): unknown {
+  const isSetting = rest.length === 0 && value.length > 0;
+  if (!Object.hasOwn(state, key) && !isSetting) {
+    throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+  }
+  const copy = { ...state };
+  if (rest.length === 0 && value.length === 0) {
+    delete copy[key];
+  } else {
+    const made = rest.length > 0 ? changed(state[key], rest, value) : value[0];
+    const own = { value: made, enumerable: true, configurable: true, writable: true };
+    Object.defineProperty(copy, key, own);
+  }
+  return copy;
+}
+
+function inList(
+  state: readonly unknown[],
+  index: number,
+  rest: readonly unknown[],
+  value: readonly unknown[],
+): unknown {
+  const isSetting = rest.length === 0 && value.length > 0;
+  if (index === state.length && !isSetting) throw new PatchError(`there is no ${index} here`);
+  const copy = [...state];
+  if (rest.length === 0 && value.length === 0) copy.splice(index, 1);
+  else copy[index] = rest.length > 0 ? changed(state[index], rest, value) : value[0];
+  return copy;
+}

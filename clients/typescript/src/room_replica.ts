@@ -1,0 +1,312 @@
+/**
+ * What a client knows of a table: a state at a position, and what to do where that does not go on.
+ *
+ * An update is made to the state if it begins where the state is: at the same version of the same
+ * history, which is what a position says and a number does not. What was seen is dropped. Anything
+ * else is kept, and a snapshot asked for: one at a time, however much is missing, and again if none
+ * comes, more and more slowly. Nothing here waits or sends; room_replica.py is its twin.
+ *
+ * The easy mistake is to compare what is no number: nothing is read of an update that is not whole.
+ */
+
+import { PatchError, patched } from "./patches.js";
+import { type RoomUpdate, positioned, text, updateOf } from "./room_reading.js";
+import { Backoff, type Emit, type Payload, type Reason, type RoomTerms } from "./room_values.js";
+import { type Position } from "./rules.js";
+
+// Why a server sends the state of a history that is not the one we have.
+const ANOTHER: ReadonlySet<unknown> = new Set(["forked", "ahead", "gone"]);
+
+/** A snapshot is on its way: the one that follows a join, or the answer to this request. */
+interface Ask {
+  readonly id: string | null;
+  /** Where the state was when it was asked for. */
+  readonly at: Position | null;
+  readonly until: number;
+}
+
+export interface ReplicaCalls {
+  readonly emit: Emit;
+  /** Names a request. */
+  readonly newId: () => string;
+  /** The state has changed: with this update, or null for a snapshot. */
+  readonly moved: (update: RoomUpdate | null) => void;
+  /** Before that, if what was known of versions is over. */
+  readonly forked: () => void;
+}
+
+export class Replica {
+  position: Position | null = null;
+  state: unknown = null;
+  viewer: string | null = null;
+  readonly #tableId: string;
+  readonly #terms: RoomTerms;
+  readonly #chance: () => number;
+  readonly #calls: ReplicaCalls;
+  readonly #backoff: Backoff;
+  #isIn = false;
+  #buffer: RoomUpdate[] = [];
+  #wanted: Reason | null = null;
+  #ask: Ask | null = null;
+  #asks = 0;
+  #askedAt = -Infinity;
+  #notBefore = -Infinity;
+  #head: Position | null = null;
+  #apartSince: number | null = null;
+
+  constructor(tableId: string, terms: RoomTerms, chance: () => number, calls: ReplicaCalls) {
+    this.#tableId = tableId;
+    this.#terms = terms;
+    this.#chance = chance;
+    this.#calls = calls;
+    this.#backoff = new Backoff(terms, chance);
+  }
+
+  get version(): number | null {
+    return this.position === null ? null : this.position.offset;
+  }
+
+  // --- the connection ---------------------------------------------------------------------------
+
+  joined(now: number, resumed: boolean, head: Position | null, viewer: string | null): void {
+    this.#isIn = true;
+    if (!resumed) {
+      this.#ask = { id: null, at: this.position, until: now + this.#terms.resyncMs };
+    } else if (this.position === null || viewer !== this.viewer) {
+      // What is resumed is the view of somebody else: it is not for the state that we have.
+      this.position = this.state = null;
+      this.want(now, "reconnect");
+    } else {
+      this.heard(now, head);
+      this.#pursue(now);
+    }
+  }
+
+  /** The connection is over: what follows comes from another. */
+  lost(): void {
+    this.#isIn = false;
+    this.#ask = null;
+    this.#buffer = [];
+    this.#settled();
+  }
+
+  // --- updates ----------------------------------------------------------------------------------
+
+  update(now: number, payload: Payload): void {
+    const found = updateOf(payload);
+    const at = this.position;
+    if (found === null) {
+      this.want(now, "gap");
+    } else if (at === null) {
+      this.#keep(found);
+    } else if (found.position.offset <= at.offset) {
+      if (found.position.offset === at.offset && found.position.tag !== at.tag) {
+        this.want(now, "gap");
+      }
+    } else if (isSame(found.previous, at)) {
+      this.#follow(now, found);
+    } else {
+      this.#keep(found);
+      this.want(now, "gap");
+    }
+  }
+
+  #keep(update: RoomUpdate): void {
+    // The newest: older ones are in the snapshot that will come.
+    this.#buffer = [...this.#buffer, update].slice(-this.#terms.buffered);
+  }
+
+  #follow(now: number, update: RoomUpdate): void {
+    if (!this.#apply(now, update)) {
+      this.#keep(update);
+      this.want(now, "gap");
+      return;
+    }
+    this.#asks = 0;
+    this.#backoff.reset();
+    this.#notBefore = -Infinity;
+    this.#drain(now);
+    if (this.#buffer.length > 0) this.want(now, "gap");
+    else if (this.#wanted === "gap") this.#wanted = null;
+  }
+
+  #apply(now: number, update: RoomUpdate): boolean {
+    let state: unknown;
+    try {
+      state = patched(this.state, update.patch);
+    } catch (error) {
+      if (error instanceof PatchError) return false;
+      throw error;
+    }
+    this.#move(now, update.position, state);
+    this.#calls.moved(update);
+    return true;
+  }
+
+  /** Make what can be made of what was kept, and keep the rest. */
+  #drain(now: number): void {
+    const kept = this.#buffer.sort((one, other) => one.position.offset - other.position.offset);
+    this.#buffer = [];
+    for (const update of kept) {
+      const isNext = isSame(update.previous, this.position);
+      if (isNext && this.#apply(now, update)) continue;
+      if (update.position.offset > (this.version ?? 0)) this.#buffer.push(update);
+    }
+  }
+
+  #move(now: number, position: Position, state: unknown): void {
+    this.position = position;
+    this.state = state;
+    // It gets nearer, or it is there.
+    if (this.#head !== null && isAhead(this.#head, position)) this.#apartSince = now;
+    else this.#settled();
+  }
+
+  // --- snapshots --------------------------------------------------------------------------------
+
+  snapshot(now: number, payload: Payload, requestId: string | null): void {
+    const asked = this.#ask;
+    const ask = asked !== null && requestId === asked.id ? asked : null;
+    const position = positioned(payload, "stateVersion", "position");
+    if (position === null || !("state" in payload)) {
+      if (ask !== null) this.#ask = null;
+      this.#notHelped(now);
+    } else if (this.#isWelcome(payload, position, ask)) {
+      this.#take(now, payload, position, ask);
+    } else if (ask !== null) {
+      this.#ask = null;
+      if (this.#wanted !== null) this.#notHelped(now);
+    } else if (requestId === null) {
+      this.#notHelped(now);
+    }
+  }
+
+  /** May the state be this, though it may have been newer before? */
+  #isWelcome(payload: Payload, position: Position, ask: Ask | null): boolean {
+    if (this.position === null || position.offset >= this.position.offset) return true;
+    if (ANOTHER.has(payload["reason"])) return true;
+    return ask !== null && (ask.id === null || isSame(ask.at, this.position));
+  }
+
+  #take(now: number, payload: Payload, position: Position, ask: Ask | null): void {
+    const isFirst = ask !== null && ask.id === null;
+    if (isFirst || ANOTHER.has(payload["reason"]) || isFork(position, this.position)) {
+      this.#calls.forked();
+    }
+    if (ask !== null) this.#ask = null;
+    if (this.#ask === null) this.#wanted = null;
+    this.viewer = text(payload["viewer"]) || null;
+    this.#move(now, position, payload["state"]);
+    this.#calls.moved(null);
+    this.#drain(now);
+    if (this.#buffer.length > 0) this.#notHelped(now);
+  }
+
+  /** Ask again, but not at once. */
+  #notHelped(now: number): void {
+    this.#notBefore = now + this.#backoff.pauseMs();
+    this.want(now, this.#wanted ?? "gap");
+  }
+
+  // --- asking -----------------------------------------------------------------------------------
+
+  want(now: number, reason: Reason): void {
+    this.#wanted ??= reason;
+    this.#pursue(now);
+  }
+
+  /** A request was answered with an error: was it ours? */
+  refused(now: number, requestId: string | null, afterMs: number | null): boolean {
+    if (requestId === null || this.#ask === null || this.#ask.id !== requestId) return false;
+    this.#ask = null;
+    const pause = this.#backoff.pauseMs();
+    this.#notBefore = now + (afterMs ?? pause);
+    return true;
+  }
+
+  #pursue(now: number): void {
+    if (!this.#isIn || this.#wanted === null || this.#ask !== null) return;
+    if (now < this.#notBefore) return;
+    if (now - this.#askedAt > this.#terms.longestMs) {
+      this.#asks = 0;
+      this.#backoff.reset();
+    }
+    const least = this.#terms.resyncMs;
+    const ceiling = Math.min(least * 2 ** Math.min(this.#asks, 30), this.#terms.longestMs);
+    const withinMs = least + this.#chance() * Math.max(0, ceiling - least);
+    this.#asks += 1;
+    this.#askedAt = now;
+    const requestId = this.#calls.newId();
+    this.#ask = { id: requestId, at: this.position, until: now + withinMs };
+    const payload = {
+      tableId: this.#tableId,
+      currentVersion: this.version ?? 0,
+      reason: this.#wanted,
+    };
+    this.#calls.emit({ step: "send", message: { type: "REQUEST_SNAPSHOT", requestId, payload } });
+  }
+
+  // --- what the server says is there ------------------------------------------------------------
+
+  heard(now: number, head: Position | null): void {
+    const at = this.position;
+    if (head === null || at === null) return;
+    if (isSame(head, at)) {
+      this.#settled();
+      return;
+    }
+    const since = this.#apartSince;
+    this.#head = head;
+    if (since === null) {
+      this.#apartSince = now;
+    } else if (!isAhead(head, at) && now >= since + this.#terms.graceMs) {
+      // Behind us, and that not only once: its numbers begin anew, or were taken back.
+      this.#settled();
+      this.want(now, "gap");
+    }
+  }
+
+  #settled(): void {
+    this.#head = null;
+    this.#apartSince = null;
+  }
+
+  // --- time -------------------------------------------------------------------------------------
+
+  tick(now: number): void {
+    if (this.#ask !== null && now >= this.#ask.until) {
+      if (this.#ask.id === null) this.#wanted ??= "reconnect";
+      this.#ask = null;
+    }
+    if (now >= this.#lateAt()) {
+      this.#settled();
+      this.want(now, "gap");
+    }
+    this.#pursue(now);
+  }
+
+  due(): number {
+    const due = this.#lateAt();
+    if (this.#ask !== null) return Math.min(due, this.#ask.until);
+    return this.#isIn && this.#wanted !== null ? Math.min(due, this.#notBefore) : due;
+  }
+
+  /** When what the server said is there should have come. */
+  #lateAt(): number {
+    if (this.#head === null || this.position === null || this.#apartSince === null) return Infinity;
+    return isAhead(this.#head, this.position) ? this.#apartSince + this.#terms.graceMs : Infinity;
+  }
+}
+
+function isSame(one: Position | null, other: Position | null): boolean {
+  return one?.offset === other?.offset && one?.tag === other?.tag;
+}
+
+/** Is there more than we have, or another than ours in its place? */
+function isAhead(head: Position, at: Position): boolean {
+  return head.offset > at.offset || (head.offset === at.offset && head.tag !== at.tag);
+}
+
+function isFork(position: Position, at: Position | null): boolean {
+  return at !== null && isAhead(at, position);
+}

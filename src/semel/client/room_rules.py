@@ -1,0 +1,399 @@
+"""How a client sits at a table: messages, clicks and time in; messages, news and answers out.
+
+`Guest.next` says what to do: open a connection, send, hand something over, wait. Whoever does it
+tells how it went: `opened`, `received`, `closed`. Nothing here waits, sends or guesses, so the
+TypeScript client (room_rules.ts) is the same; `clients/vectors/room` holds both to it.
+
+Its promise: what is confirmed is what the server has, at that version; each event is handed over
+once, after the state it belongs to; each request is answered once, and done at most once. What the
+table is said to be is in `room_replica`, what is wanted of it in `room_requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from semel.client.feed_rules import parsed
+from semel.client.room_reading import (
+    Message,
+    Payload,
+    Update,
+    guard_of,
+    message_of,
+    presence_of,
+    seconds,
+    text,
+    whole,
+)
+from semel.client.room_replica import Replica
+from semel.client.room_requests import Optimistic, Requests
+from semel.client.room_values import (
+    Backoff,
+    Became,
+    Deliver,
+    Event,
+    HangUp,
+    News,
+    Open,
+    Over,
+    Result,
+    RoomError,
+    Send,
+    State,
+    Status,
+    Step,
+    Terms,
+    Trouble,
+    Wait,
+    Why,
+)
+
+# So many heartbeats long, somebody who is there says something.
+PATIENCE: Final = 2.5
+
+# Results that were handed over, and may come again.
+REMEMBERED: Final = 64
+
+CLOSED: Final = "closed before an answer came: the outcome is unknown"
+
+GOING_AWAY: Final = 1001
+TRY_LATER: Final = 1013
+
+Phase: TypeAlias = Literal["waiting", "opening", "joining", "open"]
+
+
+class Guest:
+    """Sits at one table, over one connection after the other.
+
+    `chance` gives a number from 0 to 1, `letters` six random ones, `wall_s` the time since 1970.
+    `renews` says that the next token may be another. `seq` is the number of the last request that
+    was made under this `client_id`; None if nobody knows, and requests have no numbers.
+    """
+
+    def __init__(
+        self,
+        table_id: str,
+        terms: Terms,
+        chance: Callable[[], float],
+        *,
+        letters: Callable[[], str],
+        wall_s: Callable[[], float],
+        client_id: str,
+        seq: int | None = 0,
+        spectate: bool = False,
+        renews: bool = False,
+        optimistic: Optimistic | None = None,
+    ) -> None:
+        self.table_id = table_id
+        self.client_id = client_id
+        self.status: Status = "connecting"
+        self.state: Any = None
+        self._terms = terms
+        self._chance = chance
+        self._letters = letters
+        self._wall_s = wall_s
+        self._spectate = spectate
+        self._renews = renews
+        self._steps: deque[Step] = deque()
+        self.over: Over | None = None
+        self._phase: Phase = "waiting"
+        self._until_s = float("-inf")
+        self._silence_s = PATIENCE * terms.heartbeat_s
+        self._backoff = Backoff(terms, chance)
+        self._rushed = False
+        self._join_id = ""
+        self._token: str | None = None
+        self._is_refused = False
+        self._results: list[str] = []
+        emit = self._steps.append
+        self._requests = Requests(
+            table_id,
+            client_id,
+            terms,
+            chance,
+            seq=seq,
+            optimistic=optimistic,
+            emit=emit,
+            changed=self._show,
+            stale=lambda now_s: self._replica.want(now_s, "stale"),
+        )
+        self._replica = Replica(
+            table_id,
+            terms,
+            chance,
+            emit=emit,
+            new_id=self._new_id,
+            moved=self._moved,
+            forked=self._requests.forget,
+        )
+
+    # --- how things stand ---------------------------------------------------------------------
+
+    @property
+    def confirmed(self) -> Any:
+        return self._replica.state
+
+    @property
+    def version(self) -> int | None:
+        return self._replica.version
+
+    @property
+    def cursor(self) -> str | None:
+        position = self._replica.position
+        return None if position is None else str(position)
+
+    @property
+    def viewer(self) -> str | None:
+        return self._replica.viewer
+
+    @property
+    def pending(self) -> int:
+        return self._requests.pending
+
+    @property
+    def is_settled(self) -> bool:
+        """Is there a state, nothing on its way, and all to be seen that was answered?"""
+        return self._requests.is_settled(self.version)
+
+    # --- what to do next ----------------------------------------------------------------------
+
+    def next(self, now_s: float) -> Step:
+        if self.over is None:
+            self._tick(now_s)
+        if self._steps:
+            return self._steps.popleft()
+        if self.over is not None:
+            return self.over
+        due_s = min(self._until_s, self._requests.due_s(), self._replica.due_s())
+        return Wait(max(0.0, due_s - now_s))
+
+    def _tick(self, now_s: float) -> None:
+        self._requests.tick(now_s)
+        self._replica.tick(now_s)
+        if now_s < self._until_s:
+            return
+        if self._phase != "waiting":
+            self._again(now_s, "silence", self._backoff.pause_s())
+            return
+        self._phase = "opening"
+        self._until_s = now_s + self._terms.connect_s
+        self._become("connecting")
+        self._steps.append(Open(self._terms.connect_s))
+
+    # --- what the user wants ------------------------------------------------------------------
+
+    def act(
+        self,
+        now_s: float,
+        action: Mapping[str, Any],
+        *,
+        guard: str | bool = True,
+        request_id: str | None = None,
+    ) -> str:
+        """Ask for this to be done; the id of the request, which may be one on its way."""
+        # As it is now: who changes it later does not change what is sent again.
+        said = json.loads(json.dumps(action, allow_nan=False))
+        key = guard_of(said) if guard is True else guard or None
+        twin = self._requests.twin(key, request_id)
+        if twin is not None:
+            return twin
+        id = request_id or self._new_id()
+        self._requests.add(now_s, id, said, key)
+        return id
+
+    def request_snapshot(self, now_s: float) -> None:
+        if self.over is None:
+            self._replica.want(now_s, "manual")
+
+    def stop(self) -> None:
+        self._end("closed", None)
+
+    def fail(self, error: RoomError) -> None:
+        """What is wrong will be wrong again."""
+        self._end("failed", error)
+
+    def _end(self, status: Status, error: RoomError | None) -> None:
+        if self.over is not None:
+            return
+        self._requests.end(error or RoomError(CLOSED, code="CLOSED"))
+        self._become(status)
+        self.over = Over(error)
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def opened(self, now_s: float, token: str | None) -> None:
+        if self.over is not None or self._phase != "opening":
+            return
+        if self._is_refused and token == self._token:
+            self.fail(RoomError("the server does not take this token", code="UNAUTHORIZED"))
+            return
+        self._phase = "joining"
+        self._until_s = now_s + self._terms.connect_s
+        self._token = token
+        self._join_id = self._new_id()
+        told = {
+            "tableId": self.table_id,
+            "cursor": self.cursor,
+            "token": token,
+            "spectate": self._spectate or None,
+        }
+        payload = {name: found for name, found in told.items() if found is not None}
+        join = {"type": "JOIN", "requestId": self._join_id, "payload": payload}
+        self._steps.append(Send(join))
+
+    def closed(self, now_s: float, code: int | None = None) -> None:
+        """The connection is over, or there is none: cut, ended, refused."""
+        if self.over is not None or self._phase == "waiting":
+            return
+        if code == GOING_AWAY and not self._rushed:
+            self._rushed = True
+            self._again(now_s, "drained", self._chance() * self._terms.backoff_s)
+        elif code == TRY_LATER:
+            pause_s = 2 * self._terms.backoff_s + self._backoff.pause_s()
+            self._again(now_s, "overloaded", pause_s)
+        else:
+            self._again(now_s, "ended", self._backoff.pause_s())
+
+    def received(self, now_s: float, message: str | bytes) -> None:
+        if self.over is not None or self._phase not in {"joining", "open"}:
+            return
+        if self._phase == "open":
+            self._until_s = now_s + self._silence_s
+        said = message_of(message)
+        if said is None:
+            self._replica.want(now_s, "gap")  # whatever it was, it is lost
+        elif said.payload.get("tableId", self.table_id) == self.table_id:
+            self._take(now_s, said)
+
+    def _again(self, now_s: float, why: Why, after_s: float) -> None:
+        self._phase = "waiting"
+        self._until_s = now_s + after_s
+        self._replica.lost()
+        self._requests.lost()
+        self._steps.append(HangUp(after_s, why))
+        self._become("waiting")
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _take(self, now_s: float, message: Message) -> None:
+        request_id, payload = message.request_id, message.payload
+        match message.kind:
+            case "JOINED":
+                self._joined(now_s, payload)
+            case "TABLE_STATE_UPDATE":
+                self._replica.update(now_s, payload)
+            case "TABLE_SNAPSHOT":
+                asked = None if request_id == self._join_id else request_id
+                self._replica.snapshot(now_s, payload, asked)
+            case "ACTION_RESULT":
+                self._requests.result(now_s, request_id, payload, self.version or 0)
+            case "HEARTBEAT":
+                self._heartbeat(now_s, payload)
+            case "HAND_RESULT":
+                self._result(payload)
+            case "PRESENCE":
+                self._deliver(presence_of(payload))
+            case "ERROR":
+                self._error(now_s, request_id, payload)
+            case "LEFT":
+                # Whether we may come back is said when we do.
+                self._again(now_s, "left", self._backoff.pause_s())
+
+    def _joined(self, now_s: float, payload: Payload) -> None:
+        if self._phase != "joining":
+            return
+        heartbeat_s = seconds(payload.get("heartbeatMs")) or self._terms.heartbeat_s
+        self._silence_s = PATIENCE * heartbeat_s
+        self._phase = "open"
+        self._until_s = now_s + self._silence_s
+        self._is_refused = False
+        self._become("open")
+        self._replica.joined(
+            now_s,
+            resumed=payload.get("resumed") is True,
+            head=parsed(payload.get("head")),
+            viewer=text(payload.get("viewer")) or None,
+        )
+        self._requests.joined(now_s)
+
+    def _heartbeat(self, now_s: float, payload: Payload) -> None:
+        heads = payload.get("heads")
+        head = parsed(heads.get(self.table_id)) if isinstance(heads, dict) else None
+        self._steady()
+        self._replica.heard(now_s, head)
+        if head is not None and str(head) == self.cursor:
+            self._requests.forget_late(now_s, head.offset)
+
+    def _result(self, payload: Payload) -> None:
+        version = whole(payload.get("stateVersion"))
+        at = text(payload.get("position"), str(version))
+        if version is None or at in self._results:
+            return
+        self._results = [*self._results, at][-REMEMBERED:]
+        self._deliver(Result(version, payload.get("result")))
+
+    def _error(self, now_s: float, request_id: str | None, payload: Payload) -> None:
+        code, message = text(payload.get("code"), "FAILED"), text(payload.get("message"))
+        after_s = seconds(payload.get("retryAfterMs"))
+        is_join = self._phase == "joining" and request_id == self._join_id
+        if is_join or self._replica.refused(now_s, request_id, after_s):
+            if code == "UNAUTHORIZED":
+                self._unauthorized(now_s, message)
+            elif is_join and payload.get("retry") is True:
+                self._turned_away(now_s, after_s)
+            elif is_join:
+                self.fail(RoomError(f"{code}: {message}", code=code))
+        elif not self._requests.refused(now_s, request_id, payload):
+            self._deliver(Trouble(code, message))
+
+    def _turned_away(self, now_s: float, after_s: float | None) -> None:
+        """Told not to come in, though not for good."""
+        if after_s is None:
+            self._again(now_s, "ended", self._backoff.pause_s())
+        else:
+            # Nobody comes sooner than told, and not all together.
+            self._again(now_s, "told", after_s + self._chance() * self._terms.backoff_s)
+
+    def _unauthorized(self, now_s: float, message: str) -> None:
+        if not self._renews:
+            self.fail(RoomError(f"UNAUTHORIZED: {message}", code="UNAUTHORIZED"))
+            return
+        self._is_refused = True
+        rushed, self._rushed = self._rushed, True
+        self._again(now_s, "unauthorized", self._backoff.pause_s() if rushed else 0.0)
+
+    # --- what follows from it -----------------------------------------------------------------
+
+    def _moved(self, update: Update | None) -> None:
+        self._steady()
+        self._requests.seen(self.version or 0)
+        self._show()
+        for data in () if update is None else update.events:
+            self._deliver(Event(self.version or 0, data))
+
+    def _show(self) -> None:
+        version = self.version
+        if version is None:
+            return
+        self.state = self._requests.shown(self.confirmed)
+        self._deliver(State(self.state, self.confirmed, version, self.viewer, self.pending))
+
+    def _steady(self) -> None:
+        """The connection is good for something: what went wrong before is forgotten."""
+        self._backoff.reset()
+        self._rushed = False
+
+    def _become(self, status: Status) -> None:
+        if self.status != status:
+            self.status = status
+            self._deliver(Became(status))
+
+    def _deliver(self, news: News | None) -> None:
+        if news is not None:
+            self._steps.append(Deliver(news))
+
+    def _new_id(self) -> str:
+        return f"{self.client_id}-{int(self._wall_s() * 1000)}-{self._letters()}"
