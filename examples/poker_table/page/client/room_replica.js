@@ -49,7 +49,9 @@ export class Replica {
             this.#ask = { id: null, at: this.position, until: now + this.#terms.resyncMs };
         }
         else if (this.position === null || viewer !== this.viewer) {
-            this.want(now, "reconnect"); // what is resumed is the view of somebody else
+            // What is resumed is the view of somebody else: it is not for the state that we have.
+            this.position = this.state = null;
+            this.want(now, "reconnect");
         }
         else {
             this.heard(now, head);
