@@ -390,6 +390,7 @@ class Log(Protocol):
         reply: bytes = b"",
         ends: bool = False,
         keep: Keep = KEEP,
+        seal: bytes | None = None,
     ) -> Answering[AppendAnswer]:
         """Add an entry, change the state, keep the reply and ring the bell: all of it, or nothing.
 
@@ -400,7 +401,8 @@ class Log(Protocol):
         history, too: `VersionConflict`. It holds `keep.full` entries: `Full`. Otherwise `Appended`.
 
         Without `data` the id and the reply are kept, and there is no entry. `ends`: this is the
-        last entry.
+        last entry. A position stands for the id and the fingerprint of its entry, and for `seal`:
+        whoever may say the same with another content says by it which one this is.
         """
         ...
 

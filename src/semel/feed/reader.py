@@ -42,15 +42,19 @@ class Together:
 
     async def ask(self, what: object, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = self._asked.get(what)
-        if task is None:
+        if task is None or task.done():  # what is answered may be older than who asks now
             task = self._asked[what] = asyncio.ensure_future(_answer(work()))
-            task.add_done_callback(lambda _: self._asked.pop(what, None))
+            task.add_done_callback(lambda done: self._forget(what, done))
             keep(task)
         answer = await asyncio.shield(task)  # one who leaves takes the answer from nobody
         if isinstance(answer, BaseException):
             raise answer
         found: T = answer
         return found
+
+    def _forget(self, what: object, done: asyncio.Future[Any]) -> None:
+        if self._asked.get(what) is done:
+            del self._asked[what]
 
 
 async def _answer(work: Awaitable[T]) -> T | Exception:

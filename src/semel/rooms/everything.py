@@ -21,6 +21,7 @@ async def everything(
     feed: Feed, stream: str, circuit: Circuit
 ) -> AsyncIterator[Sequence[Entry] | None]:
     """Entries as they come; None when it begins anew, and what was told before is not so any more.
+    None at all, an empty sequence, says that this was all there is, so far.
 
     Goes on until the feed is closed. A store that does not answer is waited for.
     """
@@ -33,6 +34,7 @@ async def everything(
             async for entries, position in _kept(feed, stream):
                 last = position
                 yield entries
+            yield ()
             following = feed.follow(stream, last)
             circuit.passed(stream)
             while (news := await following.next()) is not None:

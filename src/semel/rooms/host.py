@@ -6,7 +6,9 @@ applied again, to what is there now. Whoever was frozen in the middle and wakes 
 
 The next action need not wait for the log to answer: where an entry will stand is known before it is
 there. It is applied to what is expected, and sent behind the one before. If that one fails, so does
-every one that was sent behind it, and all of them begin anew.
+every one that was sent behind it, and all of them begin anew. It fails, too, when another process
+has carried out the same request: by another clock, and with other random numbers. So a position
+stands for the state, and not only for what was asked.
 
 The easy mistake is to await anything between deciding and appending: what was decided on would not
 be the last any more.
@@ -38,6 +40,7 @@ from semel.entries import (
 from semel.errors import (
     ConcurrentActionError,
     IdempotencyConflictError,
+    SemelError,
     SettingsError,
     StoreUnavailableError,
 )
@@ -45,9 +48,9 @@ from semel.ports import Log
 from semel.rooms.news import written
 from semel.rooms.requests import MOST_REQUEST, Reply, Request, kept, reply_of
 from semel.rooms.room import Accepted, Context, Deadline, Refused, Room
-from semel.rooms.standing import Standing, said
+from semel.rooms.standing import Standing, plain, said
 from semel.rooms.status import Counts
-from semel.stores.log_rules import following, mark_of
+from semel.stores.log_rules import following, mark_of, seal_of
 from semel.values import value
 
 __all__ = ["TIMEOUT", "Host", "House"]
@@ -92,6 +95,8 @@ class House(Protocol):
 
     async def note(self, room_id: str, at_s: float) -> None: ...
 
+    def look_soon(self, room_id: str) -> None: ...
+
 
 @value
 class _Decided:
@@ -104,6 +109,12 @@ class _Decided:
     kept: bytes
     after: Standing | None = None
     entry: bytes | None = None
+
+    @property
+    def ends_s(self) -> float:
+        """When the turn that begins by it is over."""
+        deadline = None if self.after is None else self.after.deadline
+        return math.inf if deadline is None else deadline.at_s
 
 
 class _Running:
@@ -136,7 +147,7 @@ class Host:
         """How the room stands when everything has arrived that was sent."""
         self._chain = 0
         """Grows whenever something was not as expected: what was sent before is of another one."""
-        self._running: dict[str | None, _Running] = {}
+        self._running: dict[tuple[str | None, str], _Running] = {}
         self.used_at = 0.0
 
     @property
@@ -151,7 +162,8 @@ class Host:
         `ConcurrentActionError`, `IdempotencyConflictError` and `StoreUnavailableError` say that
         nothing is known to have been done by it.
         """
-        who = request.id if request.user is None else request.user
+        # What nobody does does not wait for another one.
+        who = (request.user, "" if request.user is not None else request.id)
         while (other := self._running.get(who)) is not None:
             _check_same(other, request)
             reply = await other.wait()
@@ -179,20 +191,30 @@ class Host:
             await ASYNC.sleep(AGAIN_S)
 
     async def _tried(self, request: Request) -> Reply | None:
+        noted_s = math.inf
         while True:
-            tip = await self._known()
+            try:
+                tip = await self._known()
+            except SemelError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the rules do not know how a room begins
+                return await self._failed(request, error)
             if request.timeout is not None and not self._is_due(tip, request.timeout):
                 return None
             decided = self._decide(tip, request)
             if isinstance(decided, Exception):
                 return await self._failed(request, decided)
-            deadline = None if decided.after is None else decided.after.deadline
-            if deadline is not None and self._house.must_note(self.room_id, deadline.at_s):
-                await self._house.note(self.room_id, deadline.at_s)
+            ends_s = decided.ends_s
+            if ends_s < noted_s and self._house.must_note(self.room_id, ends_s):
+                await self._house.note(self.room_id, ends_s)
+                noted_s = ends_s  # once: a turn may be over before anything is noted
                 continue  # which took time: it may stand otherwise by now
             answer = await self._sent(tip, request, decided)
-            reply = self._told(answer, request, decided.reply)
+            reply = self._told(answer, request, decided.reply, tip.version)
             if reply is not None:
+                if ends_s < math.inf and self._house.must_note(self.room_id, ends_s):
+                    # Whoever looked when that was due may not have seen this turn.
+                    self._house.look_soon(self.room_id)
                 return reply
             self._house.counts.conflicts += 1
 
@@ -205,6 +227,7 @@ class Host:
     async def _sent(self, tip: Standing, request: Request, decided: _Decided) -> Answer:
         house = self._house
         after = decided.after
+        state = None if after is None else after.text.encode()
         sending = house.log.append(
             self.stream,
             decided.entry,
@@ -212,9 +235,10 @@ class Host:
             fingerprint=request.fingerprint,
             rising=request.rising,
             expect=tip.position,
-            state=None if after is None else Replace(after.text.encode()),
+            state=None if state is None else Replace(state),
             reply=decided.kept,
             keep=house.keep,
+            seal=state,
         )
         chain = self._chain
         if after is not None:
@@ -231,8 +255,8 @@ class Host:
                 self._tip = None
         return answer
 
-    def _told(self, answer: Answer, request: Request, reply: Reply) -> Reply | None:
-        """None when another process was faster."""
+    def _told(self, answer: Answer, request: Request, reply: Reply, version: int) -> Reply | None:
+        """None when another process was faster. `version`: what it was decided on."""
         counts = self._house.counts
         match answer:
             case Appended():
@@ -248,7 +272,7 @@ class Host:
                 raise conflict(request)
             case Fenced(_, number):
                 counts.refused["SUPERSEDED"] += 1
-                return Reply(reply.version, None, "SUPERSEDED", _superseded(number))
+                return Reply(version, None, "SUPERSEDED", _superseded(number))
             case VersionConflict():
                 return None
             case Ended() | Full():
@@ -303,7 +327,9 @@ class Host:
 
     def _accepted(self, tip: Standing, request: Request, decision: Accepted) -> _Decided:
         text = said(decision.state)
-        position = following(tip.position, mark_of(request.id, request.fingerprint))
+        # Sealed: another server may have carried out the same request, with other cards.
+        mark = mark_of(request.id, request.fingerprint) + seal_of(text.encode())
+        position = following(tip.position, mark)
         after = Standing(tip.room, position, text)
         _check_deadline(after.deadline)
         entry = written(self.room_id, tip, after, decision.events).encode()
@@ -312,7 +338,7 @@ class Host:
             return _refused(
                 tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
             )
-        reply = Reply(position.offset, decision.reply)
+        reply = Reply(position.offset, plain(decision.reply))  # as it is when it comes again
         # What cannot be kept fails here, before anything is sent.
         return _Decided(reply, kept(reply), after, entry)
 
@@ -330,9 +356,10 @@ class Host:
         except StoreUnavailableError:
             self._tip = None
             raise
-        version = answer.head.offset if isinstance(answer, VersionConflict) else 0
+        known = 0 if self._tip is None else self._tip.version
+        version = answer.head.offset if isinstance(answer, VersionConflict) else known
         failed = Reply(version, None, "FAILED", "this could not be done; nothing has changed")
-        reply = self._told(answer, request, failed)
+        reply = self._told(answer, request, failed, version)
         if reply is not None:
             return reply
         log.error(
@@ -347,7 +374,7 @@ class Host:
 
 
 def _refused(tip: Standing, code: str, message: str) -> _Decided:
-    reply = Reply(tip.version, None, str(code), str(message))
+    reply = Reply(tip.version, None, str(code) or "INVALID", str(message))
     return _Decided(reply, kept(reply))
 
 
@@ -378,9 +405,9 @@ def _check_deadline(deadline: Any) -> None:
         case None:
             return
         case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
-            if 0 < len(turn.encode()) <= MOST_REQUEST - len(TIMEOUT):
+            if 0 < len(turn.encode()) <= MOST_REQUEST - len(TIMEOUT) and turn.isprintable():
                 return
     raise SettingsError(
         f"deadline gave {deadline!r:.80}; it is to give Deadline(turn, at_s), with a turn of up to "
-        f"{MOST_REQUEST - len(TIMEOUT)} bytes, or None"
+        f"{MOST_REQUEST - len(TIMEOUT)} bytes that can be printed, or None"
     )

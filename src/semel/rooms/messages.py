@@ -7,7 +7,7 @@ The names are those of the protocol; in Python a table is a room, and its id a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from semel.rooms.standing import Standing, said
 
 __all__ = [
     "error",
+    "for_all",
     "for_viewer",
     "heartbeat",
     "joined",
@@ -28,6 +29,7 @@ __all__ = [
     "results",
     "snapshot",
     "unsettled",
+    "whole",
 ]
 
 
@@ -43,6 +45,11 @@ def for_viewer(entry: Entry, user: str | None) -> Sequence[str]:
     """What a user is shown of it: how the room has changed, and what came of a hand."""
     news = told(entry)
     return _shown(news, user) if user in news.users else _public(entry)
+
+
+def for_all(entries: Iterable[Entry], user: str | None) -> list[str]:
+    """All of it, in order."""
+    return [text for entry in entries for text in for_viewer(entry, user)]
 
 
 def _shown(news: Told, user: str | None) -> Sequence[str]:
@@ -89,6 +96,18 @@ def snapshot(
         "state": standing.view(user),
     }
     return _said("TABLE_SNAPSHOT", payload, request_id)
+
+
+def whole(
+    room_id: str,
+    standing: Standing,
+    user: str | None,
+    reason: str,
+    request_id: str | None = None,
+) -> list[str]:
+    """How things stand: what came of a finished hand, and then the state."""
+    told = snapshot(room_id, standing, user, reason, request_id)
+    return [*results(room_id, standing, user), told]
 
 
 # --- answers ------------------------------------------------------------------------------------

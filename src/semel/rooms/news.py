@@ -68,7 +68,7 @@ def _named(audience: Audience) -> str | list[str]:
 
 @value
 class Told:
-    """An entry, read: what somebody is told of it."""
+    """An entry, read: what somebody is told of it. `users` are told something of their own."""
 
     room_id: str
     after: Position
@@ -76,6 +76,7 @@ class Told:
     changes: Mapping[str, Any]
     happened: Sequence[Sequence[Any]]
     results: Mapping[str, Any] | None
+    users: frozenset[str]
 
     def patch(self, user: str | None) -> Any:
         return _own(self.changes, user)
@@ -90,17 +91,17 @@ class Told:
     def result(self, user: str | None) -> Any:
         return None if self.results is None else _own(self.results, user)
 
-    @property
-    def users(self) -> frozenset[str]:
-        """Those who are told something of their own."""
-        named = {user for audience, _ in self.happened if audience != ALL for user in audience}
-        own = (self.results or {}).get("own", {})
-        return frozenset(named.union(self.changes.get("own", {}), own))
-
 
 def _own(shown: Mapping[str, Any], user: str | None) -> Any:
     own = shown.get("own")
     return own[user] if own is not None and user in own else shown["all"]
+
+
+def _named_in(
+    changes: Mapping[str, Any], happened: Sequence[Sequence[Any]], results: Mapping[str, Any] | None
+) -> frozenset[str]:
+    named = {user for audience, _ in happened if audience != ALL for user in audience}
+    return frozenset(named.union(changes.get("own", {}), (results or {}).get("own", {})))
 
 
 def told(entry: Entry) -> Told:
@@ -114,7 +115,9 @@ def _told(position: Position, data: bytes) -> Told:
         after = Position.parse(read["after"])
         if after is None or after.offset != position.offset - 1:
             raise ValueError(f"it follows {read['after']!r}")
-        return Told(read["room"], after, position, read, read.get("events", ()), read.get("result"))
+        happened, results = read.get("events", ()), read.get("result")
+        users = _named_in(read, happened, results)
+        return Told(read["room"], after, position, read, happened, results, users)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecordError(
             f"entry {position} of a room is none that Semel has written: {error}"

@@ -31,8 +31,13 @@ def _changes(before: Any, after: Any, path: Path) -> Iterator[list[Any]]:
         yield from _of_mapping(before, after, path)
     elif type(before) is list and type(after) is list:
         yield from _of_list(before, after, path)
-    elif type(before) is not type(after) or before != after:
+    elif type(before) is not type(after) or before != after or _is_other_zero(before, after):
         yield [path, after]
+
+
+def _is_other_zero(before: Any, after: Any) -> bool:
+    """To Python 0.0 and -0.0 are equal, and they are not written the same."""
+    return before == 0 and type(before) is float and repr(before) != repr(after)
 
 
 def _of_mapping(before: dict[str, Any], after: dict[str, Any], path: Path) -> Iterator[list[Any]]:

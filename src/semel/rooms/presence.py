@@ -164,6 +164,12 @@ class Presence:
             if room.is_empty and not room.is_changed:
                 self._let_go(room_id, room)
 
+    async def say_last(self) -> None:
+        """Who was here until now has left: other servers need not wait until we are forgotten."""
+        for room_id, room in list(self._rooms.items()):
+            if room.is_changed:
+                await self._say(room_id, room)
+
     async def _say(self, room_id: str, room: _Room) -> None:
         room.is_changed = False
         room.said_at = ASYNC.now()
@@ -180,6 +186,9 @@ class Presence:
             )
         except StoreUnavailableError:
             room.is_changed = True  # said again as soon as it can be
+        except asyncio.CancelledError:
+            room.is_changed = True  # which is the last thing that is said
+            raise
 
     def _let_go(self, room_id: str, room: _Room) -> None:
         del self._rooms[room_id]

@@ -19,7 +19,16 @@ from semel.errors import CorruptRecordError, SettingsError
 from semel.rooms.standing import said
 from semel.values import value
 
-__all__ = ["MOST_CLIENT", "MOST_REQUEST", "MOST_USER", "Reply", "Request", "kept", "reply_of"]
+__all__ = [
+    "MOST_CLIENT",
+    "MOST_REQUEST",
+    "MOST_USER",
+    "Reply",
+    "Request",
+    "check_user",
+    "kept",
+    "reply_of",
+]
 
 # In bytes: together with what tells them apart, an id that every log takes (255).
 MOST_USER = 128
@@ -56,7 +65,7 @@ class Request:
         object.__setattr__(self, "fingerprint", found)
         _check("request id", self.request_id, MOST_REQUEST)
         if self.user is not None:
-            _check("user", self.user, MOST_USER)
+            check_user(self.user)
         if self.client_seq is not None:
             _check("client id", self.client_id, MOST_CLIENT)
             if not _is_whole(self.client_seq) or not 0 < self.client_seq <= MOST_NUMBER:
@@ -84,6 +93,10 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
         return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(f"the action cannot be written as JSON: {error}"[:200]) from error
+
+
+def check_user(name: Any) -> None:
+    _check("user", name, MOST_USER)
 
 
 def _check(what: str, name: Any, most: int) -> None:

@@ -44,6 +44,9 @@ MOST_BYTES = 256 * 1024
 # A room whose rules fail when a turn is over is looked at again after this.
 FAILED_S = 5.0
 
+# The log may not have what was played when a turn was over.
+PLAYED_S = 0.05
+
 # Standings that are kept for those who come to the same room at the same time.
 MOST_STANDINGS = 256
 
@@ -132,6 +135,7 @@ class Rooms:
         if self._timing is not None:
             self._timing.cancel()
             await asyncio.wait([self._timing])
+        self.timers.stop()
         await self.feed.aclose()
         if self._is_ours:
             await self.store.aclose()
@@ -220,6 +224,9 @@ class Rooms:
     async def note(self, room_id: str, at_s: float) -> None:
         await self.timers.note(room_id, at_s)
 
+    def look_soon(self, room_id: str) -> None:
+        self.timers.look_soon(room_id)
+
     def _host(self, room_id: str) -> Host:
         host = self._hosts.get(room_id)
         if host is None:
@@ -245,28 +252,34 @@ class Rooms:
 
     async def _look(self, room_id: str) -> float | None:
         """Time the turn out if it is over. When is the room to be looked at next?"""
-        standing = await self.standing(room_id)
-        deadline = standing.deadline
-        if deadline is None:
-            return None
-        if deadline.at_s > self.now_s():
-            return deadline.at_s
-        turn = deadline.turn
+        while True:
+            # Not one that others have asked for: it may be from before the turn began.
+            snapshot = await self.log.load(self.stream_of(room_id))
+            deadline = Standing.of(self.room, room_id, snapshot).deadline
+            if deadline is None:
+                return None
+            if deadline.at_s > self.now_s():
+                return deadline.at_s
+            reply = await self._timed_out(room_id, deadline.turn)
+            if reply is not None:
+                return self.now_s() + FAILED_S if reply.code == "FAILED" else None
+            # It was played in time. The next turn may count on this look.
+            await ASYNC.sleep(PLAYED_S)
+
+    async def _timed_out(self, room_id: str, turn: str) -> Reply | None:
         action = {"actionType": "timeout", "turn": turn}
         request = Request(room_id, None, f"{TIMEOUT}{turn}", action, timeout=turn)
         reply = await self._host(room_id).act(request)
         match reply:
             case Reply(code="", cached=False):
                 self.counts.timeouts += 1
-            case Reply(code="FAILED"):
-                return self.now_s() + FAILED_S
-            case Reply(code=code, message=message) if code:
+            case Reply(code=code, message=message) if code and code != "FAILED":
                 log.warning(
                     "semel: the rules of room %r refuse to time out turn %r: %s %s; it lasts until "
                     "somebody acts",
                     *(room_id, turn, code, message),
                 )
-        return None
+        return reply
 
     # --- for people -----------------------------------------------------------------------------
 

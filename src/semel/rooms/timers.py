@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 
 from semel.circuit import Circuit
 from semel.colour import ASYNC
-from semel.entries import Appended, Entry, Keep, Position
+from semel.entries import Appended, Entry, Keep, Position, Repeated
 from semel.errors import StoreUnavailableError
 from semel.feed import Feed
 from semel.ports import Log
@@ -46,6 +46,10 @@ TRIM_EACH = 32
 
 # Who has nobody of the room here looks a little later: most likely somebody else was first.
 STRANGER_S = (0.1, 0.4)
+
+# A look that is due so soon may be over before a turn has begun that would count on it: an append
+# takes its time, and no two servers have quite the same.
+SURE_S = 1.0
 
 # The longest pause between two looks at what is due: clocks are set, and processes are frozen.
 NAP_S = 1.0
@@ -79,7 +83,9 @@ class Timers:
         self._look = look
         self._is_here = is_here
         self._noted: dict[str, list[float]] = {}
-        """By room: when somebody will look at it, as a heap."""
+        """By room: when somebody will look at it."""
+        self._before: dict[str, list[float]] = {}
+        """The same, as it was known before all of it is read anew."""
         self._due: list[tuple[float, int, str]] = []
         """All of it as a heap: when, which note, which room."""
         self._open: dict[int, Position] = {}
@@ -89,44 +95,54 @@ class Timers:
         self._read: Position | None = None
         """Up to here, all notes are known."""
         self._looking: set[asyncio.Task[None]] = set()
+        self._is_running = False
         self._woken = asyncio.Event()
         self._circuit = Circuit("the log of deadlines")
         self._chance = random.Random()  # noqa: S311 - spreads looks, hides nothing
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        self._is_running = True
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
                 group.create_task(self._watch())
         finally:
-            for task in self._looking:
-                task.cancel()
+            self.stop()
+
+    def stop(self) -> None:
+        for task in self._looking:
+            task.cancel()
 
     # --- noting ---------------------------------------------------------------------------------
 
     def must_note(self, room_id: str, at_s: float) -> bool:
         """Is there no note yet by which the room is looked at at that time, or before?"""
-        noted = self._noted.get(room_id, [])
         now_s = self._clock.now_s()
-        while noted and noted[0] <= now_s:  # somebody looks now, and not when this turn is over
-            heapq.heappop(noted)
-        return not noted or noted[0] > at_s
+        noted = [each for each in self._noted.get(room_id, ()) if each > now_s]
+        if noted:
+            self._noted[room_id] = noted
+        else:
+            self._noted.pop(room_id, None)
+        return not any(now_s + SURE_S < each <= at_s for each in noted)
 
     async def note(self, room_id: str, at_s: float) -> None:
         """When this returns, somebody will look at the room at that time, whoever dies."""
         data = json.dumps({"room": room_id, "at": at_s}).encode()
         answer = await self._log.append(self._stream, data, id=os.urandom(8).hex(), keep=_KEEP)
-        assert isinstance(answer, Appended), "an id that nobody else has"
+        # Repeated, where the first answer was lost on the way.
+        assert isinstance(answer, Appended | Repeated), "an id that nobody else has"
         self._add(room_id, at_s, answer.position)
 
     def _add(self, room_id: str, at_s: float, position: Position) -> None:
-        if position.offset in self._open or position.offset in self._done:
+        offset = position.offset
+        if position in (self._open.get(offset), self._done.get(offset)):
             return  # our own, which we knew of before it came
-        self._open[position.offset] = position
-        heapq.heappush(self._noted.setdefault(room_id, []), at_s)
-        heapq.heappush(self._due, (at_s, position.offset, room_id))
-        self._woken.set()
+        self._noted.setdefault(room_id, []).append(at_s)
+        if self._is_running:  # else others look, and who begins to reads all that is noted
+            self._open[offset] = position  # and not what a failover took back from there
+            heapq.heappush(self._due, (at_s, offset, room_id))
+            self._woken.set()
 
     # --- following ------------------------------------------------------------------------------
 
@@ -134,12 +150,22 @@ class Timers:
         async for entries in everything(self._feed, self._stream, self._circuit):
             if entries is None:
                 self._forget()
-                continue
-            for entry in entries:
+            elif not entries:
+                self._look_after_lost()
+            for entry in entries or ():
                 self._hear(entry)
                 self._read = entry.position
 
+    def _look_after_lost(self) -> None:
+        """A failover may have taken back a note, and a turn that counts on it is still there."""
+        before, self._before = self._before, {}
+        for room_id, noted in before.items():
+            if not set(noted).issubset(self._noted.get(room_id, ())):
+                self._begin_look(room_id, None)
+
     def _forget(self) -> None:
+        for room_id, noted in self._noted.items():
+            self._before.setdefault(room_id, []).extend(noted)
         self._noted.clear()
         self._due.clear()
         self._open.clear()
@@ -182,28 +208,33 @@ class Timers:
             # Not before it is looked at: a turn that begins meanwhile is noted anew, for what is
             # found here may be older than that.
             self._drop(room_id, at_s)
-            task = asyncio.ensure_future(self._looked(room_id, offset))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+            self._begin_look(room_id, offset)
+
+    def look_soon(self, room_id: str) -> None:
+        """A turn has begun, and the note that it counts on may be looked at already."""
+        self._begin_look(room_id, None)
+
+    def _begin_look(self, room_id: str, offset: int | None) -> None:
+        task = asyncio.ensure_future(self._looked(room_id, offset))
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
 
     def _drop(self, room_id: str, at_s: float) -> None:
         noted = self._noted.get(room_id, [])
         if at_s in noted:
             noted.remove(at_s)
-            heapq.heapify(noted)
         if not noted:
             self._noted.pop(room_id, None)
 
-    async def _looked(self, room_id: str, offset: int) -> None:
+    async def _looked(self, room_id: str, offset: int | None) -> None:
         """Look until it could be done: what is noted is not forgotten before."""
-        position = self._open.get(offset)
+        position = None if offset is None else self._open.get(offset)
         if not self._is_here(room_id):
             await ASYNC.sleep(self._chance.uniform(*STRANGER_S))
         while not await self._settled(room_id):
             await ASYNC.sleep(AGAIN_S * (0.5 + self._chance.random()))
-        if position is not None and self._open.get(offset) is position:
-            del self._open[offset]
-            self._done[offset] = position
+        if position is not None and self._open.get(position.offset) is position:
+            self._done[position.offset] = self._open.pop(position.offset)
 
     async def _settled(self, room_id: str) -> bool:
         try:
@@ -225,9 +256,15 @@ class Timers:
         if self._read.offset - oldest < MOST_NOTES:
             return
         found = next((each for each in self._due if each[1] == oldest), None)
-        if found is not None:
-            at_s, offset, room_id = found
+        if found is None:
+            return
+        at_s, offset, room_id = found
+        # Others renew it as well. Who notes it again each time has more of them each time.
+        if sum(noted <= at_s for noted in self._noted.get(room_id, ())) <= 1:
             await self.note(room_id, at_s)
+        # Nothing has begun anew meanwhile, and nobody has looked at what was there before a
+        # failover.
+        if found in self._due and offset in self._open:
             self._due.remove(found)
             heapq.heapify(self._due)
             self._drop(room_id, at_s)
@@ -238,8 +275,10 @@ class Timers:
         if self._read is None:
             return
         upto = min(self._open, default=self._read.offset + 1)
-        gone = [offset for offset in self._done if offset < upto and offset <= self._read.offset]
+        last = min(upto - 1, self._read.offset)
+        gone = {offset: position for offset, position in self._done.items() if offset <= last}
         if len(gone) >= TRIM_EACH or (gone and not self._open):
-            await self._log.trim(self._stream, self._done[max(gone)])
-            for offset in gone:
-                del self._done[offset]
+            await self._log.trim(self._stream, gone[max(gone)])
+            for offset, position in gone.items():
+                if self._done.get(offset) is position:  # nothing has begun anew meanwhile
+                    del self._done[offset]

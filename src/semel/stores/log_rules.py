@@ -58,7 +58,8 @@ SWEEPS_PER_STREAM = 2
 class Append:
     """An append, ready for a store. `mark` is made from id and fingerprint: 40 hex digits.
 
-    `rising` are those of the fences that must grow with each append.
+    `rising` are those of the fences that must grow with each append. `seal` is what else the
+    entry's position is made from: nothing, or 40 hex digits.
     """
 
     stream: str
@@ -72,6 +73,7 @@ class Append:
     reply: bytes
     ends: bool
     keep: Keep
+    seal: str = ""
 
 
 @value
@@ -160,7 +162,7 @@ def _refusal(row: Row, fences: Mapping[str, int], op: Append) -> Answer | None:
 def _taken(
     row: Row, rank: int | None, op: Append, now_us: int, anew: bool
 ) -> tuple[Answer, Change]:
-    head = row.head if op.data is None else following(row.head, op.mark)
+    head = row.head if op.data is None else following(row.head, op.mark + op.seal)
     gone_us, until_us = ending(op, now_us)
     row = replace(row, head=head, ended=op.ends, gone_us=gone_us, until_us=until_us)
     entry = None if op.data is None else Entry(head, op.id, op.data, now_us)
@@ -291,6 +293,7 @@ class LogVerbs(ABC):
         reply: bytes = b"",
         ends: bool = False,
         keep: Keep = KEEP,
+        seal: bytes | None = None,
     ) -> Answering[Answer]:
         check_append(data, fingerprint, expect, reply)
         return self.perform(
@@ -306,6 +309,7 @@ class LogVerbs(ABC):
                 reply,
                 ends,
                 keep,
+                seal_of(seal),
             )
         )
 
@@ -314,6 +318,13 @@ def mark_of(id: str, fingerprint: bytes) -> str:
     name = id.encode()
     text = b"%d:%b%b" % (len(name), name, fingerprint)
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
+
+
+def seal_of(seal: bytes | None) -> str:
+    if seal is None:
+        return ""
+    _check_bytes(seal, "seal")
+    return hashlib.sha1(seal, usedforsecurity=False).hexdigest()
 
 
 def name_of(given: str, what: str) -> str:

@@ -25,6 +25,7 @@ from semel.entries import (
 )
 from semel.errors import SettingsError
 from semel.ports import LogStore
+from semel.stores.log_rules import following, mark_of, seal_of
 from semel.testing.driven import Driven, InBothColours
 
 STREAM = "job-1"
@@ -230,6 +231,18 @@ class AppendingContract(InBothColours):
             assert answer == VersionConflict(first)
         assert (await log.load(STREAM)).state is None
         assert (await put(log, "b", expect=first)).offset == 2
+
+    async def test_a_sealed_position_is_of_one_content(self, log: Any) -> None:
+        before = beginning(STREAM)
+        sealed = await put(log, "a", seal=b"1")
+        assert await log.append(STREAM, b"x", id="a", seal=b"2") == Repeated(sealed)
+        plain = following(before, mark_of("a", b"x"))
+        assert sealed == following(before, mark_of("a", b"x") + seal_of(b"1"))
+        for other in (plain, following(before, mark_of("a", b"x") + seal_of(b"2"))):
+            answer = await log.append(STREAM, b"y", id="b", expect=other)
+            assert answer == VersionConflict(sealed)
+            assert (await log.read(STREAM, other)).lost
+        assert (await put(log, "b", expect=sealed)).offset == 2
 
     # --- numbers that must grow -----------------------------------------------------------------
 

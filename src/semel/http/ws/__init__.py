@@ -9,6 +9,9 @@ that have an id, and the same request gets the same answer.
 
     door         the app, and what all connections share
     connection   one of them
+    voice        its way out
+    joining      what somebody is told who joins
+    acting       what somebody is told who acts
     seat         one room that it has joined
     visitor      who may come in
     limits       how much it takes on

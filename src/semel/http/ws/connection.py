@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from semel.colour import ASYNC, keep
 from semel.entries import Position
 from semel.errors import (
-    ConcurrentActionError,
     CorruptRecordError,
-    IdempotencyConflictError,
     SettingsError,
     StoreUnavailableError,
 )
-from semel.feed import Reset, parsed
+from semel.feed import Reset
 from semel.feed.values import Burst
 from semel.http.asgi import Receive, Send
-from semel.http.sse.direct import transport_of
 from semel.http.sse.limits import Bucket
+from semel.http.ws.acting import RETRY_BUSY_S, RETRY_STORE_S, acted
+from semel.http.ws.joining import Joining
 from semel.http.ws.seat import Seat
 from semel.http.ws.visitor import NotLetIn, Visitor, let_in
-from semel.rooms import Request, messages
+from semel.http.ws.voice import MOST_ANSWERS, Voice
+from semel.rooms import messages
 from semel.rooms.asking import Act, Join, Leave, Malformed, Ping, WantsSnapshot, asked
 from semel.rooms.standing import Standing
 
@@ -62,14 +60,8 @@ CODES: dict[Closing, int] = {
     "old": 1001,
 }
 
-# Answers that a client has not taken. It has a few requests in flight at most, so it takes none.
-MOST_ANSWERS = 256
-
 # Messages in a row that were too many: whoever does not listen is closed.
 MOST_REFUSED = 100
-
-RETRY_BUSY_S = 0.2
-RETRY_STORE_S = 1.0
 
 
 class Connection:
@@ -80,25 +72,23 @@ class Connection:
         self.closing: Closing = ""
         self.seats: dict[str, Seat] = {}
         self._visitor = visitor
-        self._send = send
-        self._answers: deque[str] = deque()
+        self._voice = Voice(send, lambda: self.close("gone"))
         self._woken = asyncio.Event()
         self._bucket = Bucket(house.limits.messages_per_s)
         self._refused = 0
         self._acting = 0
         self._task = asyncio.current_task()
         self._is_dropped = False
-        self._is_writing = False
-        self._wrote_at = self._alone_since = ASYNC.now()
+        self._alone_since = ASYNC.now()
         self._old_at = old_at
-        self._beats_at = self._wrote_at + house.heartbeat_s
+        self._beats_at = self._alone_since + house.heartbeat_s
 
     # --- from outside ---------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
         """What is due? Called once a second."""
         limits = self.house.limits
-        if self._is_writing and self._is_slow(now):
+        if self._voice.is_writing and self._is_slow(now):
             self.drop("slow")
         elif not self.seats and now - self._alone_since > limits.join_within_s:
             self.close("idle")
@@ -118,8 +108,8 @@ class Connection:
     def _is_slow(self, now: float) -> bool:
         limits = self.house.limits
         return (
-            now - self._wrote_at > limits.write_within_s
-            or len(self._answers) > MOST_ANSWERS
+            now - self._voice.wrote_at > limits.write_within_s
+            or len(self._voice.answers) > MOST_ANSWERS
             or any(
                 seat.following.is_behind(limits.behind_events, limits.behind_bytes)
                 for seat in self.seats.values()
@@ -127,8 +117,12 @@ class Connection:
         )
 
     def tell(self, text: str) -> None:
-        self._answers.append(text)
-        if len(self._answers) > 2 * MOST_ANSWERS:
+        voice = self._voice
+        if voice.is_free and not self.closing:
+            voice.write(text)
+            return
+        voice.answers.append(text)
+        if len(voice.answers) > 2 * MOST_ANSWERS:
             self.drop("slow")
         self._woken.set()
 
@@ -143,9 +137,7 @@ class Connection:
         if self._is_dropped:
             return
         self._is_dropped = True
-        transport = transport_of(self._send)
-        if transport is not None:
-            transport.abort()
+        self._voice.abort()
         if self._task is not None:
             self._task.cancel()
 
@@ -171,10 +163,9 @@ class Connection:
             await self._hang_up()
 
     async def _hang_up(self) -> None:
-        message = {"type": "websocket.close", "code": CODES[self.closing], "reason": self.closing}
         try:
             async with asyncio.timeout(self.house.limits.write_within_s):
-                await self._send(message)
+                await self._voice.hang_up(CODES[self.closing], self.closing)
         except (OSError, TimeoutError, RuntimeError):  # it is gone by now
             self.closing = "gone"
 
@@ -251,7 +242,10 @@ class Connection:
     async def _join(self, join: Join) -> None:
         try:
             user = await self._admitted(join)
-            await self._seated(join, user)
+            joining = Joining(self.house, join, user)
+            self._take_seat(join, user, await joining.begin())
+            for text in joining.texts:
+                self.tell(text)
         except NotLetIn as refusal:
             self._refuse(join, refusal.code, str(refusal), refusal.retry_s)
         except CorruptRecordError as error:
@@ -281,76 +275,15 @@ class Connection:
         visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
         return await let_in(self.house.authorise, visitor, join.room_id)
 
-    async def _seated(self, join: Join, user: str | None) -> None:
-        house, room_id = self.house, join.room_id
-        standing = await house.rooms.standing(room_id)
-        cursor, unreadable = parsed(join.cursor)
-        # Whoever comes back to a finished hand is told what came of it, and how things stand.
-        is_finished = standing.result(user) is not None
-        texts, position = await self._begun(
-            join, user, standing, cursor if not is_finished else None
-        )
-        if position is None:
-            reason = unreadable or ("join" if join.cursor is None else "reconnect")
-            texts, position = self._afresh(join, user, standing, reason)
-        self._take_seat(join, user, position)
-        for text in texts:
-            self.tell(text)
-
-    async def _begun(
-        self, join: Join, user: str | None, standing: Standing, cursor: Position | None
-    ) -> tuple[Sequence[str], Position | None]:
-        """What follows the cursor, or why that cannot be had; no position without a cursor."""
-        if cursor is None:
-            return (), None
-        following = self.house.rooms.follow(join.room_id, cursor)
-        try:
-            await following.ready()
-            news = following.take()
-            if news is None and following.needs_log:
-                news = await following.fetch()
-        finally:
-            following.close()
-        if isinstance(news, Reset):
-            found = Standing.of(self.house.rooms.room, join.room_id, news.snapshot)
-            return self._afresh(join, user, found, news.reason)
-        texts = [self._joined(join, user, standing.position, resumed=True)]
-        if isinstance(news, Burst):
-            self.house.counts.updates += len(news.entries)
-            for entry in news.entries:
-                texts += messages.for_viewer(entry, user)
-        return texts, following.position
-
-    def _afresh(
-        self, join: Join, user: str | None, standing: Standing, reason: str
-    ) -> tuple[Sequence[str], Position]:
-        self.house.counts.snapshots[reason] += 1
-        return [
-            self._joined(join, user, standing.position, resumed=False),
-            *messages.results(join.room_id, standing, user),
-            messages.snapshot(join.room_id, standing, user, reason, None),
-        ], standing.position
-
-    def _joined(self, join: Join, user: str | None, head: Position, *, resumed: bool) -> str:
-        house = self.house
-        return messages.joined(
-            join.request_id,
-            join.room_id,
-            user,
-            head,
-            resumed=resumed,
-            now_s=house.rooms.now_s(),
-            heartbeat_s=house.heartbeat_s,
-        )
-
     def _take_seat(self, join: Join, user: str | None, position: Position) -> None:
         house, room_id = self.house, join.room_id
         before = self.seats.get(room_id)
-        if before is not None:
-            self._leave(before)
-        if not house.places.take(user):
+        if (before is None or before.user != user) and not house.places.has_one_for(user):
             message = f"you have {house.limits.per_user} places already; leave some"
             raise NotLetIn(message, "RATE_LIMITED")
+        if before is not None:
+            self._leave(before)
+        house.places.take(user)
         visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
         following = house.rooms.follow(room_id, position)
         seat = Seat(room_id, user, visitor, following, house.reauthorise_s)
@@ -406,42 +339,10 @@ class Connection:
         keep(asyncio.ensure_future(self._act(act, seat.user)))
 
     async def _act(self, act: Act, user: str) -> None:
-        try:
-            text = await self._acted(act, user)
-        except Exception:
-            log.exception("semel: an action in room %r could not be answered", act.room_id)
-            text = messages.unsettled(act, "FAILED", "this could not be answered")
-        finally:
-            self._acting -= 1
+        text = await acted(self.house, act, user)
+        self._acting -= 1
         if not self.closing:
             self.tell(text)
-
-    async def _acted(self, act: Act, user: str) -> str:
-        request = Request(
-            act.room_id,
-            user,
-            act.request_id,
-            act.action,
-            act.expected_version,
-            act.client_id,
-            act.client_seq,
-        )
-        code, retry_s = "", None
-        try:
-            return messages.result(act, await self.house.rooms.settle(request))
-        except ConcurrentActionError as error:
-            code, why, retry_s = "CONCURRENT_ACTION", str(error), RETRY_BUSY_S
-        except IdempotencyConflictError as error:
-            code, why = "REQUEST_CONFLICT", str(error)
-        except CorruptRecordError as error:
-            log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
-            code, why = "FAILED", "this room cannot be read"
-        except StoreUnavailableError:
-            code, why, retry_s = "UNAVAILABLE", "nobody knows; send the same again", RETRY_STORE_S
-        except SettingsError as error:
-            code, why = "INVALID", str(error)
-        self.house.counts.refused[code] += 1
-        return messages.unsettled(act, code, why, retry_s=retry_s)
 
     async def _show_snapshot(self, request: WantsSnapshot) -> None:
         seat, counts = self.seats.get(request.room_id), self.house.counts
@@ -452,12 +353,9 @@ class Connection:
         counts.gaps += request.reason == "gap"
         try:
             standing = await self.house.rooms.standing(request.room_id)
-            texts = [
-                *(messages.results(request.room_id, standing, seat.user)),
-                messages.snapshot(
-                    request.room_id, standing, seat.user, request.reason, request.request_id
-                ),
-            ]
+            texts = messages.whole(
+                request.room_id, standing, seat.user, request.reason, request.request_id
+            )
         except CorruptRecordError:
             self._refuse(request, "FAILED", "this room cannot be shown")
         except StoreUnavailableError:
@@ -479,18 +377,38 @@ class Connection:
 
     def _poke(self, seat: Seat) -> bool:
         """There is something in its room."""
-        seat.following.ask_again()
-        seat.is_ready = True
-        self._woken.set()
+        if not self._is_shown_at_once(seat):
+            seat.following.ask_again()
+            seat.is_ready = True
+            self._woken.set()
         return True
 
+    def _is_shown_at_once(self, seat: Seat) -> bool:
+        """Write what has come, without waking anybody. Was that all?"""
+        if self.closing or not self._voice.is_free:
+            return False
+        following = seat.following
+        before, burst = following.position, following.take_entries()
+        if burst is None:
+            return False
+        try:
+            texts = messages.for_all(burst.entries, seat.user)
+        except CorruptRecordError:  # who writes finds out, and sees to it
+            following.position = before
+            return False
+        self.house.counts.updates += len(burst.entries)
+        for text in texts:
+            self._voice.write(text)
+        return following.is_at_head
+
     async def _write(self) -> None:
+        voice = self._voice
         while not self.closing:
             self._woken.clear()
-            while self._answers and not self.closing:
-                await self._say(self._answers.popleft())
+            while voice.answers and not self.closing:
+                await voice.say(voice.answers.popleft())
             for seat in list(self.seats.values()):
-                if seat.is_ready and not self._answers:
+                if seat.is_ready and not voice.answers:
                     seat.is_ready = False
                     if await self._show(seat):
                         seat.is_ready = True
@@ -503,22 +421,28 @@ class Connection:
             return await self._shown(seat)
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be shown: %s", seat.room_id, error)  # noqa: TRY400
-            await self._skip(seat)
+            return await self._skipped(seat)
         except StoreUnavailableError:
             seat.is_stuck = True
         return False
 
     async def _shown(self, seat: Seat) -> bool:
         following = seat.following
-        news = following.take()
+        before, news = following.position, following.take()
         if news is None and following.needs_log:
             news = await following.fetch() or following.take()
+            if following is not seat.following or self.seats.get(seat.room_id) is not seat:
+                return True  # meanwhile it has left, or was told how things stand
         match news:
             case Burst():
+                try:
+                    texts = messages.for_all(news.entries, seat.user)
+                except CorruptRecordError:
+                    following.position = before  # nothing of it was told
+                    raise
                 self.house.counts.updates += len(news.entries)
-                for entry in news.entries:
-                    for text in messages.for_viewer(entry, seat.user):
-                        await self._say(text)
+                for text in texts:
+                    await self._voice.say(text)
                 return not following.is_at_head
             case Reset():
                 standing = Standing.of(self.house.rooms.room, seat.room_id, news.snapshot)
@@ -526,26 +450,19 @@ class Connection:
                 return True
         return False
 
-    async def _skip(self, seat: Seat) -> None:
+    async def _skipped(self, seat: Seat) -> bool:
         """Past what cannot be read: how things stand is known all the same."""
-        standing = await self.house.rooms.standing(seat.room_id)
-        seat.go_on_from(self.house.rooms, standing.position)
-        await self._say_standing(seat, standing, "unreadable")
+        try:
+            standing = await self.house.rooms.standing(seat.room_id)
+        except StoreUnavailableError:
+            seat.is_stuck = True
+            return False
+        if self.seats.get(seat.room_id) is seat:
+            seat.go_on_from(self.house.rooms, standing.position)
+            await self._say_standing(seat, standing, "unreadable")
+        return True
 
     async def _say_standing(self, seat: Seat, standing: Standing, reason: str) -> None:
         self.house.counts.snapshots[reason] += 1
-        for text in (
-            *messages.results(seat.room_id, standing, seat.user),
-            messages.snapshot(seat.room_id, standing, seat.user, reason, None),
-        ):
-            await self._say(text)
-
-    async def _say(self, text: str) -> None:
-        self._is_writing = True
-        self._wrote_at = ASYNC.now()
-        try:
-            await self._send({"type": "websocket.send", "text": text})
-        except (OSError, RuntimeError):  # servers say so that the client is gone
-            self.close("gone")
-        finally:
-            self._is_writing = False
+        for text in messages.whole(seat.room_id, standing, seat.user, reason):
+            await self._voice.say(text)

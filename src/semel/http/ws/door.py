@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -223,7 +224,7 @@ class RoomDoor:
         random.shuffle(crowd)
         steps = max(1, int(within_s * SPREAD / STEP_S))
         for step in range(steps):
-            begin, end = (len(crowd) * n // steps for n in (step, step + 1))
+            begin, end = (-(-len(crowd) * n // steps) for n in (step, step + 1))  # a few at once
             for connection in crowd[begin:end]:
                 connection.close("drained")
             if not open_:
@@ -250,6 +251,10 @@ class RoomDoor:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._house.presence is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEFT_S):
+                    await self._house.presence.say_last()
         await self.rooms.aclose()
 
     # --- for people -----------------------------------------------------------------------------

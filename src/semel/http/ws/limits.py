@@ -56,14 +56,13 @@ class Places:
     def may_connect(self, now_s: float) -> bool:
         return self.connections < self._limits.connections and self._bucket.take(now_s)
 
-    def take(self, user: str | None) -> bool:
-        """A place in a room, if there is one."""
-        if user is None:
-            return True
-        if self._by_user[user] >= self._limits.per_user:
-            return False
-        self._by_user[user] += 1
-        return True
+    def has_one_for(self, user: str | None) -> bool:
+        """A place in a room."""
+        return user is None or self._by_user[user] < self._limits.per_user
+
+    def take(self, user: str | None) -> None:
+        if user is not None:
+            self._by_user[user] += 1
 
     def leave(self, user: str | None) -> None:
         if user is not None:

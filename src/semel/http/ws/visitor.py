@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from semel.errors import SettingsError
 from semel.http.sse.asking import Request
+from semel.rooms.requests import check_user
 from semel.values import value
 
 __all__ = ["Authorise", "NotLetIn", "Origins", "Spectator", "Visitor", "let_in", "visitor_of"]
@@ -58,6 +59,7 @@ async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) ->
     found = Spectator() if authorise is None else await _decided(authorise, visitor, room_id)
     match found:
         case str() if found:
+            check_user(found)
             return None if visitor.spectate else str(found)
         case Spectator():
             return None

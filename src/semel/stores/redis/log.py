@@ -15,6 +15,7 @@ from semel.stores.log_rules import (
     limit_of,
     mark_of,
     name_of,
+    seal_of,
 )
 from semel.stores.redis import log_words as words
 from semel.stores.redis.line import Line
@@ -48,11 +49,14 @@ class RedisLog:
         reply: bytes = b"",
         ends: bool = False,
         keep: Keep = KEEP,
+        seal: bytes | None = None,
     ) -> Answer:
         # Said directly, as a claim is: an operation as a value would cost a tenth of the call.
         place, line = place_of(self._namespace, stream), self._line()
         check_append(data, fingerprint, expect, reply)
         mark = mark_of(name_of(id, "id"), fingerprint if fingerprint is not None else data or b"")
+        if seal is not None:
+            mark += seal_of(seal)
         packed = words.appending(
             place, mark, id, data, reply, expect, words.packed_keep(keep, ends, line.is_cluster)
         )

@@ -118,14 +118,14 @@ def appending(
     expect: int | Position | None,
     keep: bytes,
 ) -> bytes:
-    """The command, without fences and without a change of the state."""
+    """The command, without fences and without a change of the state. The mark may be sealed."""
     name = id.encode()
     return b"".join(
         (
             _OPENING,
             place.packed,
             keep,
-            b"$40\r\n%b\r\n$%d\r\n%b\r\n" % (mark.encode(), len(name), name),
+            b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(mark), mark.encode(), len(name), name),
             _NO_ENTRY if data is None else b"$1\r\n1\r\n$%d\r\n%b\r\n" % (len(data), data),
             _NOTHING if expect is None else _word(str(expect).encode()),
             _word(reply) if reply else _NOTHING,

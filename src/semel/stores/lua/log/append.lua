@@ -3,21 +3,23 @@
 -- KEYS: meta, log, state
 -- ARGV: tag of the beginning; us for which the id is remembered, after which entries and state go,
 --       after which all does; how many entries are kept, how many make it full; '1' when this ends
---       it; the command that rings; mark, id, '1' with an entry, its data, expected offset or
---       '<offset>.<tag>', reply, number of fences; of each fence its name and number, with a plus
---       in front if it must grow; then nothing, or the state, or a field's name, rank and data. ''
---       stands for never, none and any.
+--       it; the command that rings; mark and, behind its 40 digits, the seal; id, '1' with an
+--       entry, its data, expected offset or '<offset>.<tag>', reply, number of fences; of each
+--       fence its name and number, with a plus in front if it must grow; then nothing, or the
+--       state, or a field's name, rank and data. '' stands for never, none and any.
 -- Answers: '<offset>.<tag>' appended; {'silent', offset, tag, why} appended, but it could not ring;
 --          {'repeated', offset, tag, reply}, {'mismatch'}, {'fenced', which, number},
 --          {'ended', offset, tag}, {'conflict', offset, tag}, {'full', length}
 
-local TRIMS_PER_APPEND, FORGETS_PER_APPEND, PLUS = 16, 4, string.byte('+')
+local TRIMS_PER_APPEND, FORGETS_PER_APPEND = 16, 4
+local PLUS = string.byte('+')
 
 local meta, log, state = KEYS[1], KEYS[2], KEYS[3]
 local start, ids_us, gone_us, until_us, most, full, ends, publish, mark, id, has_entry, data, expect,
   reply, fences = unpack(ARGV, 1, 15)
 has_entry, ends, fences = has_entry == '1', ends == '1', tonumber(fences)
-local behind = 15 + 2 * fences
+local sealed, behind = mark, 15 + 2 * fences
+mark = string.sub(mark, 1, 40)
 
 local names = {'o', 't', 'p', 'e', 'u', 'i' .. id}
 for n = 16, behind, 2 do names[#names + 1] = 'f' .. ARGV[n] end
@@ -59,7 +61,7 @@ end
 
 -- Everything that is to be written is known before the first write.
 if has_entry then
-  offset, tag = offset + 1, string.sub(redis.sha1hex(tag .. mark), 1, 12)
+  offset, tag = offset + 1, string.sub(redis.sha1hex(tag .. sealed), 1, 12)
 end
 local cut, cut_tag = nil, nil
 if most ~= '' and offset - floor > tonumber(most) then

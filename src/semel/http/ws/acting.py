@@ -1,0 +1,66 @@
+"""An action that a client asks for, and what it is answered, whatever becomes of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from semel.errors import (
+    ConcurrentActionError,
+    CorruptRecordError,
+    IdempotencyConflictError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.rooms import Request, messages
+from semel.rooms.asking import Act
+
+if TYPE_CHECKING:
+    from semel.http.ws.door import House
+
+__all__ = ["RETRY_BUSY_S", "RETRY_STORE_S", "acted"]
+
+log = logging.getLogger("semel")
+
+RETRY_BUSY_S = 0.2
+RETRY_STORE_S = 1.0
+
+
+async def acted(house: House, act: Act, user: str) -> str:
+    """What the client is told."""
+    try:
+        return await _settled(house, act, user)
+    except Exception:
+        log.exception("semel: an action in room %r could not be answered", act.room_id)
+        return messages.unsettled(act, "FAILED", "this could not be answered")
+
+
+async def _settled(house: House, act: Act, user: str) -> str:
+    retry_s = None
+    try:
+        return messages.result(act, await house.rooms.settle(_request(act, user)))
+    except ConcurrentActionError as error:
+        code, why, retry_s = "CONCURRENT_ACTION", str(error), RETRY_BUSY_S
+    except IdempotencyConflictError as error:
+        code, why = "REQUEST_CONFLICT", str(error)
+    except CorruptRecordError as error:
+        log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
+        code, why = "FAILED", "this room cannot be read"
+    except StoreUnavailableError:
+        code, why, retry_s = "UNAVAILABLE", "nobody knows; send the same again", RETRY_STORE_S
+    except SettingsError as error:
+        code, why = "INVALID", str(error)
+    house.counts.refused[code] += 1
+    return messages.unsettled(act, code, why, retry_s=retry_s)
+
+
+def _request(act: Act, user: str) -> Request:
+    return Request(
+        act.room_id,
+        user,
+        act.request_id,
+        act.action,
+        act.expected_version,
+        act.client_id,
+        act.client_seq,
+    )

@@ -1,0 +1,86 @@
+"""What somebody is told who joins a room: what they have missed, or how things stand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from semel.entries import Position
+from semel.errors import CorruptRecordError
+from semel.feed import Reset, parsed
+from semel.feed.values import Burst
+from semel.rooms import messages
+from semel.rooms.asking import Join
+from semel.rooms.standing import Standing
+
+if TYPE_CHECKING:
+    from semel.http.ws.door import House
+
+__all__ = ["Joining"]
+
+log = logging.getLogger("semel")
+
+
+class Joining:
+    """One who joins, as `user`, None for a spectator. `texts` are told in this order; what comes
+    next follows `position`.
+    """
+
+    def __init__(self, house: House, join: Join, user: str | None) -> None:
+        self._house = house
+        self._join = join
+        self._user = user
+        self.texts: Sequence[str] = ()
+        self.position: Position | None = None
+
+    async def begin(self) -> Position:
+        """When this returns, it is known what is to be told, and what follows."""
+        standing = await self._house.rooms.standing(self._join.room_id)
+        cursor, unreadable = parsed(self._join.cursor)
+        # Whoever comes back to a finished hand is told what came of it, and how things stand.
+        if cursor is not None and standing.result(self._user) is None:
+            return await self._resume(standing, cursor)
+        return self._afresh(
+            standing, unreadable or ("join" if self._join.cursor is None else "reconnect")
+        )
+
+    async def _resume(self, standing: Standing, cursor: Position) -> Position:
+        """What follows the cursor, or how things stand where that cannot be had."""
+        rooms, room_id = self._house.rooms, self._join.room_id
+        following = rooms.follow(room_id, cursor)
+        try:
+            await following.ready()
+            news = following.take()
+            if news is None and following.needs_log:
+                news = await following.fetch()
+        finally:
+            following.close()
+        if isinstance(news, Reset):
+            return self._afresh(Standing.of(rooms.room, room_id, news.snapshot), news.reason)
+        try:
+            missed = messages.for_all(news.entries, self._user) if isinstance(news, Burst) else []
+        except CorruptRecordError as error:
+            log.error("semel: room %r cannot be shown: %s", room_id, error)  # noqa: TRY400
+            return self._afresh(standing, "unreadable")
+        self._house.counts.updates += len(news.entries) if isinstance(news, Burst) else 0
+        self.texts = [self._joined(standing.position, resumed=True), *missed]
+        return following.position
+
+    def _afresh(self, standing: Standing, reason: str) -> Position:
+        self._house.counts.snapshots[reason] += 1
+        told = messages.whole(self._join.room_id, standing, self._user, reason)
+        self.texts = [self._joined(standing.position, resumed=False), *told]
+        return standing.position
+
+    def _joined(self, head: Position, *, resumed: bool) -> str:
+        house, join = self._house, self._join
+        return messages.joined(
+            join.request_id,
+            join.room_id,
+            self._user,
+            head,
+            resumed=resumed,
+            now_s=house.rooms.now_s(),
+            heartbeat_s=house.heartbeat_s,
+        )

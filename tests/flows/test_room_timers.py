@@ -1,0 +1,437 @@
+"""Turns that are not played in time: each is timed out once, whoever is there to do it.
+
+In simulated time: whoever is woken next is drawn by lot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import pytest
+
+from semel.rooms import Refused
+from semel.rooms.clock import StoreClock
+from semel.rooms.timers import MOST_NOTES, TRIM_EACH
+from support.rooms import (
+    NOTES,
+    ROOM,
+    STREAM,
+    Cards,
+    acted,
+    chips_of,
+    dealt,
+    rooms_on,
+    simulated,
+    state_of,
+)
+
+SHORT_S = 10.0
+
+
+def servers(store, number, turn_s=SHORT_S, **more):
+    homes = [rooms_on(store, Cards(turn_s), **more) for _ in range(number)]
+    for home in homes:
+        home.start()
+    return homes
+
+
+async def closed(*homes):
+    await asyncio.gather(*(home.aclose() for home in homes))
+
+
+async def timeouts(rooms, room=ROOM):
+    """The turns that were timed out, as the log has them."""
+    page = await rooms.log.read(rooms.stream_of(room), limit=10_000)
+    return [entry.id.rpartition(":")[2] for entry in page.entries if ":timeout:" in entry.id]
+
+
+async def notes(store, rooms):
+    page = await rooms.log.read(NOTES, limit=100_000)
+    if page.lost:
+        page = await rooms.log.read(NOTES, page.floor, limit=100_000)
+    return len(page.entries)
+
+
+# --- once ---------------------------------------------------------------------------------------
+
+
+@simulated(1, 2, 3)
+async def test_each_turn_is_timed_out_once_by_whichever_server(store):
+    homes = servers(store, 3)
+    await dealt(homes[0], "ann", "bob", "cat")
+    await asyncio.sleep(9.9)
+    assert await timeouts(homes[0]) == []
+    await asyncio.sleep(60)
+    assert await timeouts(homes[0]) == ["turn-1", "turn-2", "turn-3"]
+    state = await state_of(homes[0])
+    assert state["passed"] == ["turn-1", "turn-2", "turn-3"]
+    assert state["turn"] is None
+    assert sum(home.status().timeouts for home in homes) == 3
+    assert sum(home.status().requests for home in homes) == 4
+    await closed(*homes)
+
+
+@simulated(1, 2, 3)
+async def test_a_turn_is_timed_out_in_time(store):
+    homes = servers(store, 2)
+    began = store.wall()
+    await dealt(homes[0], "ann", "bob")
+    await asyncio.sleep(30)
+    entries = (await homes[0].log.read(STREAM)).entries
+    late = [entry.at_us / 1e6 - began for entry in entries if "timeout" in entry.id]
+    assert [round(at, 1) for at in late] == [10.0, 20.0]
+    await closed(*homes)
+
+
+@simulated(1, 2, 3)
+async def test_turns_that_are_over_while_everybody_is_down_are_timed_out_by_who_comes(store):
+    (first,) = servers(store, 1)
+    await dealt(first, "ann", "bob")
+    await closed(first)
+    await asyncio.sleep(3600)
+    (second,) = servers(store, 1)
+    await asyncio.sleep(5)
+    assert await timeouts(second) == ["turn-1"]
+    await asyncio.sleep(10)
+    assert await timeouts(second) == ["turn-1", "turn-2"]
+    await closed(second)
+
+
+@simulated(1, 2)
+async def test_who_only_acts_need_not_look_after_turns(store):
+    acting = rooms_on(store, Cards(SHORT_S))
+    await dealt(acting, "ann", "bob")
+    (looking,) = servers(store, 1)
+    await asyncio.sleep(15)
+    assert await timeouts(acting) == ["turn-1"]
+    assert looking.status().timeouts == 1
+    for _ in range(50):
+        await acted(acting, "ann", "deal")
+        await asyncio.sleep(SHORT_S / 2)
+    timers = acting.timers
+    assert max(len(timers._open), len(timers._due), len(timers._noted.get(ROOM, []))) < 10
+    await closed(acting, looking)
+
+
+@simulated(1, 2, 3)
+async def test_a_turn_that_is_played_in_time_is_never_timed_out(store):
+    homes = servers(store, 2)
+    await dealt(homes[0], "ann", "bob", "cat")
+    for user in ("ann", "bob", "cat"):
+        await asyncio.sleep(SHORT_S * 0.99)
+        assert (await acted(homes[1], user, "play")).success
+    await asyncio.sleep(100)
+    assert await timeouts(homes[0]) == []
+    assert sum(home.status().timeouts for home in homes) == 0
+    await closed(*homes)
+
+
+@simulated(1, 2, 3, 4, 5)
+async def test_who_plays_at_the_last_moment_leaves_the_next_turn_its_time(store):
+    """What is on its way when everybody looks is not in the log; the next turn ends as well."""
+    homes = servers(store, 2)
+    for early_s, takes_s in ((0.005, 0.05), (0.01, 0.6), (0.5, 0.6), (1.5, 3.0)):
+        await dealt(homes[0], "ann", "bob")
+        before = len(await timeouts(homes[0]))
+        state = await state_of(homes[0])
+        await asyncio.sleep(state["ends_s"] - store.wall() - early_s)
+        store.hold()
+        playing = asyncio.ensure_future(acted(homes[0], "ann", "play"))
+        await asyncio.sleep(takes_s)
+        store.let_go()
+        played = await playing
+        assert played.success or played.code == "NOT_YOUR_TURN"
+        await asyncio.sleep(3 * SHORT_S)
+        assert (await state_of(homes[0]))["turn"] is None, "nobody looks at it any more"
+        assert len(await timeouts(homes[0])) - before == (1 if played.success else 2)
+    await closed(*homes)
+
+
+@simulated(1, 2, 3)
+async def test_a_turn_that_takes_long_to_begin_is_timed_out(store):
+    """The look that it counts on was over when it began."""
+    homes = servers(store, 2)
+    await dealt(homes[0], "ann", "bob")
+    await acted(homes[0], "ann", "rest")
+    await asyncio.sleep(5)
+    store.hold()
+    dealing = asyncio.ensure_future(acted(homes[0], "ann", "deal"))
+    await asyncio.sleep(8)  # the note of the first hand is due meanwhile
+    store.let_go()
+    await dealing
+    await asyncio.sleep(3 * SHORT_S)
+    assert (await state_of(homes[0]))["turn"] is None
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_of_two_turns_with_different_times_the_shorter_later_one_is_not_late(store):
+    (home,) = servers(store, 1, turn_s=3600)
+    await dealt(home, "ann", "bob")
+    home.room.turn_s = 5
+    await acted(home, "ann", "play")
+    await asyncio.sleep(5.5)
+    assert await timeouts(home) == ["turn-2"]
+    await closed(home)
+
+
+@pytest.mark.parametrize("turn_s", [-3600.0, 0.0, 0.001, 0.5])
+@simulated(1, 2)
+async def test_a_turn_that_is_over_as_soon_as_it_begins_is_timed_out(store, turn_s):
+    """It costs a few notes, and does not keep whoever begins it for ever."""
+    store.delay_s = 0.005
+    (home,) = servers(store, 1, turn_s=turn_s)
+    await dealt(home, "ann", "bob", "cat")
+    await asyncio.sleep(5)
+    assert await timeouts(home) == ["turn-1", "turn-2", "turn-3"]
+    assert store.asked["append", NOTES] <= 12
+    await closed(home)
+
+
+@simulated(1)
+async def test_a_long_time_is_waited_for(store):
+    homes = servers(store, 2, turn_s=3600)
+    await dealt(homes[0], "ann", "bob")
+    await asyncio.sleep(3540)
+    assert await timeouts(homes[0]) == []
+    await asyncio.sleep(120)
+    assert await timeouts(homes[0]) == ["turn-1"]
+    await closed(*homes)
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+@simulated(1, 2)
+async def test_turns_that_are_played_are_noted_once_for_many(store):
+    (home,) = servers(store, 1, turn_s=30)
+    await dealt(home, "ann", "bob")
+    store.asked.clear()
+    for _ in range(100):
+        for user in ("ann", "bob"):
+            assert (await acted(home, user, "play")).success
+            await asyncio.sleep(0.5)
+        await acted(home, "ann", "deal")
+    # 100 seconds: looked at each half a minute, and noted anew
+    assert store.asked["append", NOTES] <= 8
+    assert store.asked["append", STREAM] == 300
+    await closed(home)
+
+
+@simulated(1)
+async def test_notes_are_trimmed_however_many_turns_there_are(store):
+    homes = servers(store, 3, turn_s=2)
+    for number in range(20):
+        await dealt(homes[number % 3], "ann", "bob", room=f"r{number}")
+    most = 0
+    for _ in range(30):
+        await asyncio.sleep(2)
+        most = max(most, await notes(store, homes[0]))
+        for number in range(20):
+            await acted(homes[number % 3], "ann", "deal", room=f"r{number}")
+    assert store.asked["append", NOTES] > 500
+    assert most <= 20 * 6 + TRIM_EACH
+    await asyncio.sleep(60)
+    assert await notes(store, homes[0]) <= TRIM_EACH
+    for home in homes:
+        assert len(home.timers._noted) == 0
+        assert len(home.timers._due) == 0
+        assert len(home.timers._open) == 0
+    await closed(*homes)
+
+
+@simulated(1)
+async def test_a_note_that_is_due_in_an_hour_is_renewed_and_does_not_become_many(
+    store, monkeypatch
+):
+    monkeypatch.setattr("semel.rooms.timers.MOST_NOTES", 50)
+    assert MOST_NOTES == 1000
+    homes = servers(store, 3, turn_s=3600)
+    await dealt(homes[0], "ann", "bob", room="slow")
+    for home in homes:
+        home.room.turn_s = 1
+    for number in range(300):
+        await acted(homes[number % 3], "ann", "sit", room="fast")
+        await acted(homes[number % 3], "ann", "deal", room="fast")
+        await asyncio.sleep(1.7)
+    assert store.asked["append", NOTES] > 300
+    assert store.asked["append", NOTES] < 1500
+    assert await notes(store, homes[0]) < 150
+    assert await timeouts(homes[0], "slow") == []
+    await asyncio.sleep(3200)
+    assert await timeouts(homes[0], "slow") == ["turn-1", "turn-2"]
+    await closed(*homes)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+@simulated(1, 2)
+async def test_a_room_whose_rules_fail_at_the_end_of_a_turn_is_looked_at_again(store, caplog):
+    (home,) = servers(store, 1)
+    await dealt(home, "ann", "bob")
+    await dealt(home, "ann", "bob", room="t2")
+    home.room.fails = {"timeout"}
+    await asyncio.sleep(60)
+    assert await timeouts(home) == []
+    failures = home.status().refused["FAILED"]
+    assert 10 <= failures <= 60
+    home.room.fails = set()
+    await asyncio.sleep(30)
+    assert await timeouts(home) == await timeouts(home, "t2") == ["turn-1", "turn-2"]
+    await closed(home)
+
+
+@simulated(1)
+async def test_rules_that_cannot_tell_when_a_turn_is_over_harm_no_other_room(store, caplog):
+    (home,) = servers(store, 1)
+    await dealt(home, "ann", "bob")
+    home.room.fails = {"deadline"}
+    await asyncio.sleep(15)
+    assert "nobody can tell whether a turn" in caplog.text
+    home.room.fails = set()
+    await asyncio.sleep(15)
+    assert await timeouts(home) == ["turn-1", "turn-2"]
+    await closed(home)
+
+
+@simulated(1)
+async def test_rules_that_refuse_to_end_a_turn_are_told_of_once_and_left_alone(store, caplog):
+    (home,) = servers(store, 1)
+    home.room.timeout = lambda state, turn, ctx: Refused("NO", "take your time")
+    await dealt(home, "ann", "bob")
+    await asyncio.sleep(100)
+    assert "take your time" in caplog.text
+    assert store.asked["append", STREAM] <= 6
+    assert (await acted(home, "ann", "play")).success
+    await closed(home)
+
+
+@simulated(1, 2, 3)
+async def test_a_store_that_is_away_when_a_turn_is_over_is_waited_for(store, caplog):
+    homes = servers(store, 2)
+    await dealt(homes[0], "ann", "bob")
+    await asyncio.sleep(5)
+    store.is_down = True
+    await asyncio.sleep(60)
+    store.is_down = False
+    await asyncio.sleep(8)
+    assert (await timeouts(homes[0]))[0] == "turn-1"
+    await asyncio.sleep(20)
+    assert await timeouts(homes[0]) == ["turn-1", "turn-2"]
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_a_store_that_is_away_when_it_begins_is_waited_for(store, caplog):
+    (first,) = servers(store, 1)
+    await dealt(first, "ann", "bob")
+    await closed(first)
+    store.is_down = True
+    (second,) = servers(store, 1)
+    await asyncio.sleep(30)
+    store.is_down = False
+    await asyncio.sleep(30)
+    assert await timeouts(second) == ["turn-1", "turn-2"]
+    await closed(second)
+
+
+@simulated(1, 2)
+async def test_a_failover_that_takes_notes_back_takes_no_turn_from_who_begins_anew(store):
+    homes = servers(store, 2)
+    await dealt(homes[0], "ann", "bob")
+    streams = store.inner._log._streams
+    before = copy.deepcopy(streams)
+    await dealt(homes[0], "ann", "bob", room="t2")
+    streams.clear()
+    streams.update(before)
+    await asyncio.sleep(3)
+    await dealt(homes[1], "ann", "bob", room="t3")
+    await asyncio.sleep(30)
+    assert await timeouts(homes[0]) == await timeouts(homes[0], "t3") == ["turn-1", "turn-2"]
+    await closed(*homes)
+
+
+@simulated(1)
+async def test_what_is_no_note_is_told_of_and_passed_over(store, caplog):
+    (home,) = servers(store, 1)
+    for number, data in enumerate((b"", b"{}", b"[]", b'{"room": "t1"}', b'{"room":1,"at":"x"}')):
+        await home.log.append(NOTES, data, id=f"odd-{number}")
+    await dealt(home, "ann", "bob")
+    await asyncio.sleep(30)
+    assert await timeouts(home) == ["turn-1", "turn-2"]
+    said = {line for line in caplog.text.splitlines() if "is no note of ours" in line}
+    assert len(said) == 5
+    await closed(home)
+
+
+# --- clocks -------------------------------------------------------------------------------------
+
+
+@simulated(1, 2, 3)
+async def test_servers_whose_own_clocks_differ_agree_on_when_a_turn_is_over(store):
+    skews = (0.0, 3600.0, -3600.0)
+    homes = [
+        rooms_on(store, Cards(SHORT_S), wall=lambda skew=skew: store.wall() + skew)
+        for skew in skews
+    ]
+    for home in homes:
+        home.start()
+    store.delay_s = 0.01
+    began = store.wall()
+    await dealt(homes[1], "ann", "bob")  # the very first is by the store's clock
+    await asyncio.sleep(9)
+    assert await timeouts(homes[0]) == []
+    await asyncio.sleep(30)
+    assert await timeouts(homes[0]) == ["turn-1", "turn-2"]
+    entries = (await homes[0].log.read(STREAM)).entries
+    late = [entry.at_us / 1e6 - began for entry in entries if "timeout" in entry.id]
+    assert late[0] == pytest.approx(SHORT_S, abs=0.5)
+    assert late[1] == pytest.approx(2 * SHORT_S, abs=1)
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_the_stores_time_is_known_to_half_of_what_an_answer_takes(store):
+    clock = StoreClock(store.log(None), "table:clock", lambda: 0.0)
+    assert not clock.is_known
+    assert clock.now_s() == 0.0
+    store.delay_s = 0.2
+    await clock.learn()
+    assert clock.is_known
+    assert clock.now_s() == pytest.approx(store.wall(), abs=0.11)
+    asked = store.asked["append", "table:clock"]
+    await clock.learn()
+    await asyncio.gather(*(clock.learn() for _ in range(10)))
+    assert store.asked["append", "table:clock"] == asked == 1
+    await asyncio.sleep(61)
+    await asyncio.gather(*(clock.learn() for _ in range(10)))
+    assert store.asked["append", "table:clock"] == 2
+
+
+@simulated(1)
+async def test_many_who_ask_the_time_at_once_all_learn_it(store):
+    store.delay_s = 0.01
+    clocks = [StoreClock(store.log(None), "table:clock", lambda: 0.0) for _ in range(100)]
+    await asyncio.gather(*(clock.learn() for clock in clocks))
+    assert all(abs(clock.now_s() - store.wall()) < 0.1 for clock in clocks)
+
+
+@simulated(1, 2)
+async def test_no_chip_is_made_or_lost_when_turns_are_played_and_timed_out_at_once(store):
+    store.delay_s = 0.03
+    homes = servers(store, 2, turn_s=1.0)
+    await dealt(homes[0], "ann", "bob", "cat")
+    for number in range(40):
+        state = await state_of(homes[0])
+        if state["turn"] is None:
+            await acted(homes[0], "ann", "deal")
+            continue
+        await asyncio.sleep(max(0.0, state["ends_s"] - store.wall() - 0.03 * (number % 3)))
+        await acted(homes[number % 2], state["turn"], "play", amount=2)
+    state = await state_of(homes[0])
+    assert chips_of(state) == 300
+    passed = await timeouts(homes[0])
+    assert len(passed) == len(set(passed)) > 0
+    await closed(*homes)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from semel.rooms.asking import Act, Join, Leave, Malformed, Ping, WantsSnapshot, asked
+
+
+def message(kind, payload=None, **more):
+    return json.dumps({"type": kind, "payload": {"tableId": "t"} | (payload or {}), **more})
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (message("JOIN"), Join(None, "t")),
+        (
+            message("JOIN", {"cursor": "1.a", "token": "x", "spectate": True}, requestId="r"),
+            Join("r", "t", "1.a", "x", spectate=True),
+        ),
+        (message("JOIN", {"cursor": 7, "spectate": None}), Join(None, "t", "7")),
+        (message("JOIN", {"cursor": "x" * 100}), Join(None, "t", "x" * 64)),
+        (message("LEAVE", requestId="r"), Leave("r", "t")),
+        ('{"type":"PING"}', Ping(None)),
+        (message("PING", requestId="r"), Ping("r")),
+        (
+            message("REQUEST_SNAPSHOT", {"currentVersion": 3, "reason": "gap"}),
+            WantsSnapshot(None, "t", 3, "gap"),
+        ),
+        (message("REQUEST_SNAPSHOT"), WantsSnapshot(None, "t", None, "manual")),
+        (
+            message("ACTION_REQUEST", {"actionType": "a", "x": 1}, requestId="r"),
+            Act("r", "t", {"actionType": "a", "x": 1}),
+        ),
+        (
+            message(
+                "ACTION_REQUEST",
+                {"actionType": "a", "expectedVersion": 0},
+                requestId="r",
+                clientId="c",
+                clientSeq=1,
+            ),
+            Act("r", "t", {"actionType": "a"}, 0, "c", 1),
+        ),
+        (message("ACTION_REQUEST", {"actionType": ""}, requestId="r", clientSeq=None),
+         Act("r", "t", {"actionType": ""})),
+    ],
+)  # fmt: skip
+def test_what_a_client_asks_is_read(text, read):
+    assert asked(text) == read
+
+
+ACT = {"actionType": "a"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "[]", "7", "null", "NaN", "{", "[" * 5000, '{"type":"PING","x":NaN}',
+        '{"type":"PING","x":1e999}', '{"type":"PING","x":"\\ud800"}',
+        '{"type":"PING","x":' + "9" * 5000 + "}",
+        "{}", '{"type":7}', '{"type":["JOIN"]}', message("NOTHING"), message("join"),
+        '{"type":"JOIN"}', '{"type":"JOIN","payload":null}', '{"type":"JOIN","payload":[]}',
+        message("JOIN", {"tableId": ""}), message("JOIN", {"tableId": 7}),
+        message("JOIN", {"tableId": "x" * 201}), message("JOIN", {"tableId": "é" * 101}),
+        message("JOIN", {"tableId": "a\0b"}), message("JOIN", {"tableId": "a\nb"}),
+        message("JOIN", {"token": 7}), message("JOIN", {"token": "x" * 8193}),
+        message("JOIN", {"spectate": 1}), message("JOIN", requestId=7),
+        message("JOIN", requestId=""), message("JOIN", requestId="x" * 101),
+        message("ACTION_REQUEST", ACT), message("ACTION_REQUEST", requestId="r"),
+        message("ACTION_REQUEST", {"actionType": 7}, requestId="r"),
+        message("ACTION_REQUEST", ACT | {"expectedVersion": -1}, requestId="r"),
+        message("ACTION_REQUEST", ACT | {"expectedVersion": 1.5}, requestId="r"),
+        message("ACTION_REQUEST", ACT | {"expectedVersion": True}, requestId="r"),
+        message("ACTION_REQUEST", ACT | {"expectedVersion": 2**53}, requestId="r"),
+        message("ACTION_REQUEST", ACT, requestId="r", clientSeq=1),
+        message("ACTION_REQUEST", ACT, requestId="r", clientSeq=0, clientId="c"),
+        message("ACTION_REQUEST", ACT, requestId="r", clientSeq="1", clientId="c"),
+        message("ACTION_REQUEST", ACT, requestId="r", clientSeq=1, clientId="x" * 65),
+        message("REQUEST_SNAPSHOT", {"reason": "because"}),
+        message("REQUEST_SNAPSHOT", {"reason": None}),
+        message("REQUEST_SNAPSHOT", {"currentVersion": "3"}),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_of_ours_is_refused(text):
+    with pytest.raises(Malformed) as wrong:
+        asked(text)
+    assert wrong.value.code == "INVALID"
+    assert 0 < len(str(wrong.value)) <= 200
+
+
+def test_what_is_wrong_is_told_with_the_id_it_came_with():
+    with pytest.raises(Malformed) as wrong:
+        asked(message("ACTION_REQUEST", {"actionType": 7}, requestId="r-1"))
+    assert wrong.value.request_id == "r-1"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from semel.errors import CorruptRecordError, SettingsError
+from semel.rooms import Reply, Request
+from semel.rooms.requests import kept, reply_of
+
+ACTION = {"actionType": "say", "x": 1}
+
+
+def request(user="ann", id="1", action=ACTION, **more):
+    return Request("r", user, id, action, **more)
+
+
+def test_ids_of_different_users_never_meet():
+    pairs = [("a", "b:c"), ("a:b", "c"), ("", "x"), (None, "a:b:c"), ("1:a", "1"), ("a", "1:1")]
+    ids = {request(user or None, id).id for user, id in pairs}
+    assert len(ids) == len(pairs)
+    names = [("a", "b:c"), ("a:b", "c"), ("1:a", "x"), ("a", "x")]
+    rising = {
+        next(iter(request(user, client_id=client, client_seq=1).rising)) for user, client in names
+    }
+    assert len(rising) == len(names)
+
+
+def test_what_is_asked_has_a_fingerprint():
+    same = request(action={"x": 1, "actionType": "say"})
+    assert same.fingerprint == request().fingerprint == request("bob", "2").fingerprint
+    others = [
+        request(action={**ACTION, "x": 1.0}),
+        request(action={**ACTION, "x": True}),
+        request(action={**ACTION, "x": "1"}),
+        request(action={**ACTION, "y": None}),
+        request(expected_version=0),
+    ]
+    assert len({each.fingerprint for each in (same, *others)}) == 6
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"x": float("nan")},
+        {"x": {1}},
+        {"x": b"y"},
+        {"x": "\ud800"},
+        {(1, 2): 3},
+        "say",
+        None,
+        [],
+    ],
+)
+def test_an_action_that_json_cannot_say_is_refused(action):
+    with pytest.raises(SettingsError):
+        request(action=action)
+
+
+def test_names_as_long_as_they_may_be_fit_into_a_log():
+    longest = request("u" * 128, "r" * 100, client_id="c" * 64, client_seq=2**53 - 1)
+    assert len(longest.id.encode()) <= 255
+    assert all(len(name.encode()) <= 255 for name in longest.rising)
+
+
+@pytest.mark.parametrize("reply", [None, 0, "", [], {}, {"code": "x"}, "é\u2713", 10**30, [None]])
+def test_a_reply_comes_back_as_it_was(reply):
+    again = reply_of(kept(Reply(7, reply)), 7)
+    assert (again.reply, again.version, again.success, again.cached) == (reply, 7, True, True)
+
+
+def test_a_refusal_comes_back_as_it_was():
+    again = reply_of(kept(Reply(7, None, "NO", "not now")), 7)
+    assert again == Reply(7, None, "NO", "not now", cached=True)
+    assert not again.success
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"code":"x"}', b"\xff"])
+def test_what_is_no_reply_of_ours_is_said(data):
+    with pytest.raises(CorruptRecordError):
+        reply_of(data, 1)
