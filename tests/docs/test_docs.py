@@ -357,6 +357,7 @@ GAPS = [
     "The client",
     "The outbox and its relay",
     "The worker and its inbox",
+    "Rooms",
     "The log, the bus and the gateway",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.entries import Position
+from semel.http.ws import RoomDoor
 from semel.rooms import Rooms
 from semel.rooms.timers import MOST_NOTES
 from semel.stores.memory import MemoryStore
@@ -52,4 +53,17 @@ async def test_what_is_read_anew_while_it_is_trimmed_ends_nothing(monkeypatch):
     monkeypatch.setattr(timers._log, "trim", forgotten_meanwhile)
     await timers._trim()
     assert timers._done == {}
+    await rooms.aclose()
+
+
+async def test_a_room_that_a_failover_has_set_back_is_looked_at_once(monkeypatch):
+    """Its turn may be over again, and its note was looked at by everybody."""
+    rooms = Rooms(MemoryStore(), Cards(10.0))
+    looked: list[str] = []
+    monkeypatch.setattr(rooms.timers, "look_soon", looked.append)
+    house = RoomDoor(rooms)._house
+    standing = await rooms.standing("r")
+    for reason in ("trimmed", "overrun", "forked", "forked", "ahead"):
+        house.reset("r", standing, reason)
+    assert looked == ["r"]
     await rooms.aclose()

@@ -263,10 +263,15 @@ class Reader:
         """The state as of a moment from which one can go on: asked for once for everybody.
 
         Not the one of `besides`, from where whoever asks could not go on: since it was loaded, a
-        failover may have taken back what it tells.
+        failover may have taken back what it tells. Nor one from before that: whoever asks would see
+        the state go back, and some entries twice.
         """
         held = self._snapshot
-        if held is None or held.position == besides or not self._leads_on(held.position):
+        if (
+            held is None
+            or held.position.offset <= besides.offset
+            or not self._leads_on(held.position)
+        ):
             held = await self._load()
         return held
 

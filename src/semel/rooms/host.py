@@ -145,6 +145,8 @@ class Host:
         self.stream = stream
         self._tip: Standing | None = None
         """How the room stands when everything has arrived that was sent."""
+        self.acknowledged = 0
+        """The last version that the log has told us of."""
         self._chain = 0
         """Grows whenever something was not as expected: what was sent before is of another one."""
         self._running: dict[tuple[str | None, str], _Running] = {}
@@ -168,7 +170,6 @@ class Host:
             _check_same(other, request)
             reply = await other.wait()
             if reply is not None:
-                self._house.counts.repeated += 1
                 return replace(reply, cached=True)
         running = self._running[who] = _Running(request)
         reply = None
@@ -257,21 +258,15 @@ class Host:
 
     def _told(self, answer: Answer, request: Request, reply: Reply, version: int) -> Reply | None:
         """None when another process was faster. `version`: what it was decided on."""
-        counts = self._house.counts
         match answer:
-            case Appended():
-                if reply.success:
-                    counts.accepted += 1
-                else:
-                    counts.refused[reply.code] += 1
+            case Appended(position):
+                self.acknowledged = max(self.acknowledged, position.offset)
                 return reply
             case Repeated(position, data):
-                counts.repeated += 1
                 return reply_of(data, position.offset)
             case Mismatch():
                 raise conflict(request)
             case Fenced(_, number):
-                counts.refused["SUPERSEDED"] += 1
                 return Reply(version, None, "SUPERSEDED", _superseded(number))
             case VersionConflict():
                 return None
@@ -333,14 +328,14 @@ class Host:
         after = Standing(tip.room, position, text)
         _check_deadline(after.deadline)
         entry = written(self.room_id, tip, after, decision.events).encode()
+        reply = Reply(position.offset, plain(decision.reply))  # as it is when it comes again
+        answer = kept(reply)  # what cannot be kept fails here, before anything is sent
         most = self._house.most_bytes
-        if (size := max(len(text.encode()), len(entry))) > most:
+        if (size := max(len(text.encode()), len(entry), len(answer))) > most:
             return _refused(
                 tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
             )
-        reply = Reply(position.offset, plain(decision.reply))  # as it is when it comes again
-        # What cannot be kept fails here, before anything is sent.
-        return _Decided(reply, kept(reply), after, entry)
+        return _Decided(reply, answer, after, entry)
 
     async def _failed(self, request: Request, error: Exception) -> Reply:
         """The rules have failed. Nothing changes, unless the request was answered before."""
@@ -369,7 +364,6 @@ class Host:
             request.user,
             exc_info=error,
         )
-        self._house.counts.refused["FAILED"] += 1
         return failed
 
 

@@ -164,7 +164,7 @@ def unsettled(request: Act, code: str, message: str, *, retry_s: float | None = 
 
 def _echo(action: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: content for name, content in action.items() if name != "actionType"}
-    return {"type": action["actionType"], **rest}
+    return {**rest, "type": action["actionType"]}
 
 
 def error(

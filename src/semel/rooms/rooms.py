@@ -101,6 +101,7 @@ class Rooms:
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         """The one that was used longest ago comes first."""
         self._standings: OrderedDict[str, Standing] = OrderedDict()
+        self._looked_after: set[str] = set()
         self._timing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -180,6 +181,12 @@ class Rooms:
         reply = await self._host(request.room_id).act(request)
         assert reply is not None, "only a timeout may not be due"
         counts.action_s.add(ASYNC.now() - begun)
+        if reply.cached:
+            counts.repeated += 1
+        elif reply.success:
+            counts.accepted += 1
+        else:
+            counts.refused[reply.code] += 1
         return reply
 
     # --- looking --------------------------------------------------------------------------------
@@ -188,6 +195,9 @@ class Rooms:
         """How the room stands now, as the log has it."""
         stream = self.stream_of(room_id)
         snapshot = await self.feed.load(stream)
+        host = self._hosts.get(room_id)
+        if host is not None and snapshot.position.offset < host.acknowledged:
+            snapshot = await self.log.load(stream)  # that one was asked for before
         held = self._standings.get(stream)
         if held is None or held.position != snapshot.position:
             held = Standing.of(self.room, room_id, snapshot)
@@ -202,7 +212,8 @@ class Rooms:
         return self.feed.follow(self.stream_of(room_id), after)
 
     def stream_of(self, room_id: str) -> str:
-        return name_of(f"{self.name}:room:{plain('room id', room_id)}", "room id")
+        name_of(plain("room id", room_id), "room id")
+        return name_of(f"{self.name}:room:{room_id}", "room id")
 
     def presence_stream_of(self, room_id: str) -> str:
         return f"{self.name}:here:{room_id}"
@@ -252,6 +263,7 @@ class Rooms:
 
     async def _look(self, room_id: str) -> float | None:
         """Time the turn out if it is over. When is the room to be looked at next?"""
+        await self.clock.learn()
         while True:
             # Not one that others have asked for: it may be from before the turn began.
             snapshot = await self.log.load(self.stream_of(room_id))
@@ -280,6 +292,19 @@ class Rooms:
                     *(room_id, turn, code, message),
                 )
         return reply
+
+    def look_after(self, standing: Standing, room_id: str) -> None:
+        """Somebody has come: whatever became of the note of this turn, there is one from now on."""
+        try:
+            deadline = standing.deadline
+        except Exception:  # noqa: BLE001 - the rules are somebody else's code; timers tell of it
+            return
+        if deadline is None or room_id in self._looked_after:
+            return
+        if self.must_note(room_id, deadline.at_s):
+            self._looked_after.add(room_id)  # a crowd that comes is one reason to look
+            looking = self.timers.look_soon(room_id)
+            looking.add_done_callback(lambda _: self._looked_after.discard(room_id))
 
     # --- for people -----------------------------------------------------------------------------
 

@@ -210,14 +210,15 @@ class Timers:
             self._drop(room_id, at_s)
             self._begin_look(room_id, offset)
 
-    def look_soon(self, room_id: str) -> None:
+    def look_soon(self, room_id: str) -> asyncio.Task[None]:
         """A turn has begun, and the note that it counts on may be looked at already."""
-        self._begin_look(room_id, None)
+        return self._begin_look(room_id, None)
 
-    def _begin_look(self, room_id: str, offset: int | None) -> None:
+    def _begin_look(self, room_id: str, offset: int | None) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._looked(room_id, offset))
         self._looking.add(task)
         task.add_done_callback(self._looking.discard)
+        return task
 
     def _drop(self, room_id: str, at_s: float) -> None:
         noted = self._noted.get(room_id, [])

@@ -446,6 +446,7 @@ class Connection:
                 return not following.is_at_head
             case Reset():
                 standing = Standing.of(self.house.rooms.room, seat.room_id, news.snapshot)
+                self.house.reset(seat.room_id, standing, news.reason)
                 await self._say_standing(seat, standing, news.reason)
                 return True
         return False

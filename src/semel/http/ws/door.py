@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from semel.colour import ASYNC, keep
+from semel.entries import Position
 from semel.errors import SettingsError
 from semel.http.asgi import ASGIScope, Receive, Send
 from semel.http.ws.connection import Closing, Connection
@@ -18,6 +19,7 @@ from semel.http.ws.visitor import Authorise, Origins, visitor_of
 from semel.ports import LogStore
 from semel.rooms import Rooms, RoomsStatus, messages
 from semel.rooms.presence import Here, Presence
+from semel.rooms.standing import Standing
 from semel.rooms.status import Counts
 
 __all__ = ["House", "RoomDoor"]
@@ -38,6 +40,9 @@ LEFT_S = 1.0
 RETRY_S = 2
 
 FORBIDDEN, OVERLOADED = 403, 503
+
+# Why somebody is told the state, where what they have is not so any more.
+TAKEN_BACK = frozenset({"ahead", "forked", "gone"})
 
 
 class House:
@@ -61,6 +66,8 @@ class House:
         self.places = Places(limits)
         self.connections: dict[Connection, None] = {}
         self._by_room: dict[str, dict[Connection, None]] = {}
+        self._set_back: dict[str, Position] = {}
+        """By room, where a failover has left it."""
         self.presence = (
             Presence(rooms.presence_stream_of, rooms.log, rooms.feed, rooms.clock, self._tell_here)
             if tells_presence
@@ -84,8 +91,17 @@ class House:
         here.pop(connection, None)
         if not here:
             del self._by_room[seat.room_id]
+            self._set_back.pop(seat.room_id, None)
         if self.presence is not None:
             self.presence.leave(seat.room_id, seat.user)
+
+    def reset(self, room_id: str, standing: Standing, reason: str) -> None:
+        """Somebody is told how a room stands. Where a failover took something back, a turn may be
+        there again that was timed out, and whose note was looked at by everybody.
+        """
+        if reason in TAKEN_BACK and self._set_back.get(room_id) != standing.position:
+            self._set_back[room_id] = standing.position
+            self.rooms.look_soon(room_id)
 
     def _tell_here(self, room_id: str, here: Here) -> None:
         text = messages.presence(room_id, here.users, here.spectators)

@@ -37,6 +37,7 @@ class Joining:
     async def begin(self) -> Position:
         """When this returns, it is known what is to be told, and what follows."""
         standing = await self._house.rooms.standing(self._join.room_id)
+        self._house.rooms.look_after(standing, self._join.room_id)
         cursor, unreadable = parsed(self._join.cursor)
         # Whoever comes back to a finished hand is told what came of it, and how things stand.
         if cursor is not None and standing.result(self._user) is None:
@@ -57,7 +58,9 @@ class Joining:
         finally:
             following.close()
         if isinstance(news, Reset):
-            return self._afresh(Standing.of(rooms.room, room_id, news.snapshot), news.reason)
+            found = Standing.of(rooms.room, room_id, news.snapshot)
+            self._house.reset(room_id, found, news.reason)
+            return self._afresh(found, news.reason)
         try:
             missed = messages.for_all(news.entries, self._user) if isinstance(news, Burst) else []
         except CorruptRecordError as error:
