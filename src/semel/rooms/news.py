@@ -33,7 +33,7 @@ def written(room_id: str, before: Standing, after: Standing, events: Sequence[Ev
     entry: dict[str, Any] = {"room": room_id, "after": str(before.position)}
     entry |= _for_each(users, lambda user: diff(before.view(user), after.view(user)))
     if events:
-        entry["events"] = [[_named(audience), payload] for audience, payload in events]
+        entry["events"] = [_event(event) for event in events]
     if _is_finished(before, after, users):
         entry["result"] = _for_each(users, after.result)
     return said(entry)
@@ -56,6 +56,13 @@ def _is_finished(before: Standing, after: Standing, users: Iterable[str]) -> boo
         after.result(user) is not None and after.result(user) != before.result(user)
         for user in (None, *users)
     )
+
+
+def _event(event: Any) -> list[Any]:
+    match event:
+        case (audience, payload):
+            return [_named(audience), payload]
+    raise SettingsError(f"an event is a pair: (ALL, what), or ([user], what); not {event!r:.80}")
 
 
 def _named(audience: Audience) -> str | list[str]:

@@ -89,6 +89,8 @@ class Request:
 def _fingerprint(action: Any, version: int | None) -> bytes:
     if not isinstance(action, Mapping):
         raise SettingsError(f"an action is a mapping, and this is a {type(action).__name__}")
+    if not isinstance(action.get("actionType"), str):
+        raise SettingsError(f"an action has an actionType, which is text: {dict(action)!r:.80}")
     try:
         return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:

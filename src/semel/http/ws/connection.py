@@ -60,6 +60,9 @@ CODES: dict[Closing, int] = {
     "old": 1001,
 }
 
+# So long somebody stays of whom nobody can say any more whether they may.
+UNDECIDED_S = 300.0
+
 # Messages in a row that were too many: whoever does not listen is closed.
 MOST_REFUSED = 100
 
@@ -308,13 +311,14 @@ class Connection:
     async def _ask_again(self, seat: Seat) -> None:
         """May it still be here, and as the same?"""
         try:
-            user = await let_in(self.house.authorise, seat.visitor, seat.room_id)
-            is_same = user == seat.user
+            is_same = await let_in(self.house.authorise, seat.visitor, seat.room_id) == seat.user
+            seat.decided_at = ASYNC.now()
         except NotLetIn as refusal:
-            is_same = refusal.retry_s is not None
-        except Exception:
-            # Whoever cannot be asked about is shown nothing more, and may come back.
-            log.exception("semel: authorise failed; the seat is taken back")
+            # Of whom nobody can say anything stays for a while: it is not their doing.
+            is_undecided = refusal.retry_s is not None
+            is_same = is_undecided and ASYNC.now() - seat.decided_at < UNDECIDED_S
+        except SettingsError:
+            log.exception("semel: authorise gave no user; the seat is taken back")
             is_same = False
         if not is_same and self.seats.get(seat.room_id) is seat:
             self._leave(seat)

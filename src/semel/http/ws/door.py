@@ -39,6 +39,8 @@ LEFT_S = 1.0
 
 RETRY_S = 2
 
+GONE_S = 0.01
+
 FORBIDDEN, OVERLOADED = 403, 503
 
 # Why somebody is told the state, where what they have is not so any more.
@@ -290,12 +292,14 @@ class RoomDoor:
 
 async def _turn_away(scope: Mapping[str, Any], send: Send, status: int) -> None:
     """Before the connection is one: as HTTP, where the server can, which says when to return."""
-    if "websocket.http.response" not in (scope.get("extensions") or {}):
+    if status == FORBIDDEN or "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008 if status == FORBIDDEN else 1013})
         return
-    headers = [] if status == FORBIDDEN else [(b"retry-after", b"%d" % RETRY_S)]
+    headers = [(b"retry-after", b"%d" % RETRY_S)]
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": b""})
+    # uvicorn takes an app that returns before the line is closed for one that forgot to answer.
+    await ASYNC.sleep(GONE_S)
 
 
 async def _upgrade(send: Send) -> None:

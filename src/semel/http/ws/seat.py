@@ -22,6 +22,7 @@ class Seat:
     __slots__ = (
         "_ask_each_s",
         "asks_at",
+        "decided_at",
         "following",
         "is_ready",
         "is_stuck",
@@ -47,6 +48,8 @@ class Seat:
         self.is_stuck = False
         """The log did not answer; it is asked again by and by."""
         self._ask_each_s = ask_each_s
+        self.decided_at = ASYNC.now()
+        """When somebody has last said that it may be here."""
         self.asks_at = math.inf
         self.put_off()
 

@@ -22,6 +22,9 @@ log = logging.getLogger("semel")
 DECIDED_WITHIN_S = 30.0
 RETRY_S = 1.0
 
+# Origins that were refused and are told of, each once: strangers can think of many.
+MOST_TOLD = 20
+
 
 @value
 class Visitor(Request):
@@ -73,15 +76,20 @@ async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) ->
 
 
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str) -> Any:
-    found = authorise(visitor, room_id)
-    if not inspect.isawaitable(found):
-        return found
+    """Whoever cannot say is no refusal: their database may be away for a moment."""
+    waiting = asyncio.timeout(DECIDED_WITHIN_S)
     try:
-        async with asyncio.timeout(DECIDED_WITHIN_S):
+        found = authorise(visitor, room_id)
+        if not inspect.isawaitable(found):
+            return found
+        async with waiting:
             return await found
-    except TimeoutError:
-        log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
-        raise NotLetIn("nobody has said whether you may join", "UNAVAILABLE", RETRY_S) from None
+    except Exception:
+        if waiting.expired():
+            log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
+        else:
+            log.exception("semel: authorise failed; whoever wants to join is asked to try again")
+        raise NotLetIn("nobody can say now who may join", "UNAVAILABLE", RETRY_S) from None
 
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
@@ -106,9 +114,21 @@ class Origins:
                     f'origins={origin!r}: write scheme and host, as in "https://shop.example"'
                 )
         self._named = frozenset(origin.rstrip("/").lower() for origin in named)
+        self._told: set[str] = set()
 
     def allows(self, visitor: Visitor) -> bool:
         origin = visitor.header("origin")
+        is_allowed = self._allows(origin, visitor)
+        if not is_allowed and len(self._told) < MOST_TOLD and str(origin) not in self._told:
+            self._told.add(str(origin))
+            log.warning(
+                "semel: a page of %.100r was refused; if it is yours, name it: origins=[...], or "
+                "semel rooms --origin",
+                origin,
+            )
+        return is_allowed
+
+    def _allows(self, origin: str | None, visitor: Visitor) -> bool:
         if origin is None or "*" in self._named:
             return True
         if self._named:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from typing import Final
 
 from semel.errors import SettingsError
@@ -94,6 +95,9 @@ UPDATE: Final = (
     f"UPDATE idempotency SET {', '.join(f'{name} = ?' for name in COLUMNS[1:])}, "
     f"checksum = ?, seal = ? WHERE id = ?"
 )
+# As long as any other lock is waited for.
+WAL_WITHIN_S: Final = 5.0
+
 FLOOR: Final = "SELECT fence FROM idempotency_floor"
 RAISE_FLOOR: Final = "UPDATE idempotency_floor SET fence = max(fence, ?)"
 DELETE: Final = "DELETE FROM idempotency WHERE id = ?"
@@ -104,7 +108,19 @@ DELETE_EXPIRED: Final = (
 
 
 def wal(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+    """Of several who make the same file at once, SQLite tells all but one that it is locked, and
+    does not let them wait: each would have to wait for the other.
+    """
+    until = time.monotonic() + WAL_WITHIN_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def user_version(connection: sqlite3.Connection) -> int:
