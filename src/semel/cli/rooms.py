@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Annotated, Any
@@ -11,7 +12,14 @@ import typer
 
 from semel.cli import process
 from semel.cli.application import named
-from semel.cli.command import needed, refuse_memory, reporting, seconds
+from semel.cli.command import (
+    FOREVER,
+    needed,
+    refuse_memory,
+    reporting,
+    seconds,
+    seconds_or_forever,
+)
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.serving import Serving, allow_files, listening, loop, refuse_without_server, url_of
 from semel.errors import SettingsError
@@ -19,6 +27,8 @@ from semel.http.ws import Limits, RoomDoor, Spectator, Visitor
 from semel.rooms import Room, Rooms
 
 __all__ = ["rooms"]
+
+log = logging.getLogger("semel")
 
 
 def rooms(
@@ -80,6 +90,10 @@ def rooms(
     connections: Annotated[
         int, typer.Option(help="So many at once, and no more.", min=1)
     ] = Limits().connections,
+    forget: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="A room in which nothing happens for so long is gone."),
+    ] = FOREVER,
     drain: Annotated[
         str, typer.Option(metavar="TIME", help="How long connections are closed, told to end.")
     ] = "10s",
@@ -90,12 +104,20 @@ def rooms(
     """Open rooms of yours to clients, until it is told to end."""
     heartbeat_s, drain_s = seconds("--heartbeat", heartbeat), seconds("--drain", drain)
     requests_s = seconds("--requests", requests)
+    forget_s = seconds_or_forever("--forget", forget)
     found = named(where, "games.poker:table", _hint)
     asks = named(authorise, "games.login:user_of") if authorise else None
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Serving]:
-        made = Rooms(store, _room(found, where), name=name, replay=replay, requests_s=requests_s)
+        made = Rooms(
+            store,
+            _room(found, where),
+            name=name,
+            replay=replay,
+            requests_s=requests_s,
+            forget_s=forget_s,
+        )
         door = RoomDoor(
             made,
             authorise=asks or (_by_name if trust else None),
@@ -103,6 +125,8 @@ def rooms(
             heartbeat_s=heartbeat_s,
             limits=Limits(connections=connections),
         )
+        if trust:
+            log.warning("semel: --trust: everybody is who they say they are; not for real users")
         try:
             door.start()
             with listening(host, port) as sock:
