@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+
 from semel.entries import Position
 from semel.http.ws import RoomDoor
 from semel.rooms import Rooms
 from semel.rooms.timers import MOST_NOTES
 from semel.stores.memory import MemoryStore
-from support.rooms import Cards
+from support.rooms import ROOM, Cards, dealt, rooms_on, simulated, state_of
 
 
 async def test_a_note_that_is_looked_at_while_it_is_renewed_ends_nothing(monkeypatch):
@@ -66,4 +69,23 @@ async def test_a_room_that_a_failover_has_set_back_is_looked_at_once(monkeypatch
     for reason in ("trimmed", "overrun", "forked", "forked", "ahead"):
         house.reset("r", standing, reason)
     assert looked == ["r"]
+    await rooms.aclose()
+
+
+@simulated(1, 2)
+async def test_a_timeout_that_a_failover_has_taken_back_comes_again_whatever_is_in_memory(store):
+    rooms = rooms_on(store, Cards(10.0))
+    rooms.start()
+    await dealt(rooms, "ann", "bob")
+    await asyncio.sleep(15)
+    streams = store.inner._log._streams
+    before = copy.deepcopy(streams)
+    await asyncio.sleep(15)
+    assert (await state_of(rooms))["passed"] == ["turn-1", "turn-2"]
+    streams.clear()
+    streams.update(before)
+    assert (await state_of(rooms))["passed"] == ["turn-1"]
+    async with asyncio.timeout(5):
+        await rooms._look(ROOM)
+    assert (await state_of(rooms))["passed"] == ["turn-1", "turn-2"]
     await rooms.aclose()

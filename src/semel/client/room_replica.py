@@ -185,13 +185,13 @@ class Replica:
         """May the state be this, though it may have been newer before?"""
         if self.position is None or position.offset >= self.position.offset:
             return True
-        if payload.get("reason") in ANOTHER:
+        if str(payload.get("reason")) in ANOTHER:
             return True
         return ask is not None and (ask.id is None or ask.at == self.position)
 
     def _take(self, now_s: float, payload: Payload, position: Position, ask: Ask | None) -> None:
         is_first = ask is not None and ask.id is None
-        if is_first or payload.get("reason") in ANOTHER or _is_fork(position, self.position):
+        if is_first or str(payload.get("reason")) in ANOTHER or _is_fork(position, self.position):
             self._on_forked()
         if ask is not None:
             self._ask = None

@@ -213,6 +213,8 @@ class Host:
             answer = await self._sent(tip, request, decided)
             reply = self._told(answer, request, decided.reply, tip.version)
             if reply is not None:
+                if isinstance(answer, Repeated) and tip.deadline is not None:
+                    ends_s = tip.deadline.at_s  # whoever had sent it may be dead by now
                 if ends_s < math.inf and self._house.must_note(self.room_id, ends_s):
                     # Whoever looked when that was due may not have seen this turn.
                     self._house.look_soon(self.room_id)
@@ -288,6 +290,10 @@ class Host:
         if self._tip is tip:  # nobody else has found out in the meantime
             self._tip = Standing.of(self._house.room, self.room_id, snapshot)
         return self._tip or Standing.of(self._house.room, self.room_id, snapshot)
+
+    def forget(self) -> None:
+        """What is known here may not be so: the next one asks the log."""
+        self._tip = None
 
     # --- deciding -------------------------------------------------------------------------------
 

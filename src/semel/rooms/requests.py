@@ -35,6 +35,9 @@ MOST_USER = 128
 MOST_REQUEST = 100
 MOST_CLIENT = 64
 
+# Of an action, in levels.
+MOST_DEPTH = 64
+
 _SORTED = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
 ).encode
@@ -91,6 +94,7 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
         raise SettingsError(f"an action is a mapping, and this is a {type(action).__name__}")
     if not isinstance(action.get("actionType"), str):
         raise SettingsError(f"an action has an actionType, which is text: {dict(action)!r:.80}")
+    _check_depth(action, MOST_DEPTH)
     try:
         return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:
@@ -99,6 +103,16 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
 
 def check_user(name: Any) -> None:
     _check("user", name, MOST_USER)
+
+
+def _check_depth(what: Any, left: int) -> None:
+    """Rules that keep it would have a state that is deeper still, and nobody could compare."""
+    if not isinstance(what, Mapping | list | tuple):
+        return
+    if not left:
+        raise SettingsError(f"the action is nested more than {MOST_DEPTH} levels deep")
+    for each in what.values() if isinstance(what, Mapping) else what:
+        _check_depth(each, left - 1)
 
 
 def _check(what: str, name: Any, most: int) -> None:

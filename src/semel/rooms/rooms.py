@@ -275,8 +275,10 @@ class Rooms:
             reply = await self._timed_out(room_id, deadline.turn)
             if reply is not None:
                 return self.now_s() + FAILED_S if reply.code == "FAILED" else None
-            # It was played in time. The next turn may count on this look.
+            # It was played in time, and the next turn may count on this look. Or so we think: a
+            # failover may have taken that back.
             await ASYNC.sleep(PLAYED_S)
+            self._host(room_id).forget()
 
     async def _timed_out(self, room_id: str, turn: str) -> Reply | None:
         action = {"actionType": "timeout", "turn": turn}

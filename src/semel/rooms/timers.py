@@ -251,10 +251,11 @@ class Timers:
 
     async def _renew_oldest(self) -> None:
         """A note that is due in a day keeps all that came after it."""
-        if self._read is None or not self._open:
+        if self._read is None or not self._open or len(self._done) < MOST_NOTES:
             return
         oldest = min(self._open)
-        if self._read.offset - oldest < MOST_NOTES:
+        # Not those that are open, too: as many turns as there are have a note.
+        if sum(offset > oldest for offset in self._done) < MOST_NOTES:
             return
         found = next((each for each in self._due if each[1] == oldest), None)
         if found is None:

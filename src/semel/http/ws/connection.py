@@ -30,7 +30,7 @@ from semel.http.ws.acting import RETRY_BUSY_S, RETRY_STORE_S, acted
 from semel.http.ws.joining import Joining
 from semel.http.ws.seat import Seat
 from semel.http.ws.visitor import NotLetIn, Visitor, let_in
-from semel.http.ws.voice import MOST_ANSWERS, Voice
+from semel.http.ws.voice import MOST_ANSWERS, MOST_WAITING, Voice
 from semel.rooms import messages
 from semel.rooms.asking import Act, Join, Leave, Malformed, Ping, WantsSnapshot, asked
 from semel.rooms.standing import Standing
@@ -124,8 +124,8 @@ class Connection:
         if voice.is_free and not self.closing:
             voice.write(text)
             return
-        voice.answers.append(text)
-        if len(voice.answers) > 2 * MOST_ANSWERS:
+        voice.put(text)
+        if len(voice.answers) > 2 * MOST_ANSWERS or voice.waiting > MOST_WAITING:
             self.drop("slow")
         self._woken.set()
 
@@ -249,6 +249,7 @@ class Connection:
             self._take_seat(join, user, await joining.begin())
             for text in joining.texts:
                 self.tell(text)
+            self._woken.set()  # there may be more than was told
         except NotLetIn as refusal:
             self._refuse(join, refusal.code, str(refusal), refusal.retry_s)
         except CorruptRecordError as error:
@@ -372,6 +373,7 @@ class Connection:
                 seat.go_on_from(self.house.rooms, standing.position)
                 for text in texts:
                     self.tell(text)
+                self._woken.set()
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -410,9 +412,11 @@ class Connection:
         while not self.closing:
             self._woken.clear()
             while voice.answers and not self.closing:
-                await voice.say(voice.answers.popleft())
+                await voice.say(voice.next())
             for seat in list(self.seats.values()):
-                if seat.is_ready and not voice.answers:
+                # Whoever was before may have taken long: it may have left since, or be another.
+                is_here = self.seats.get(seat.room_id) is seat
+                if is_here and seat.is_ready and not voice.answers:
                     seat.is_ready = False
                     if await self._show(seat):
                         seat.is_ready = True

@@ -134,4 +134,7 @@ class Origins:
         if self._named:
             return origin.lower() in self._named
         host = visitor.header("host")
-        return host is not None and urlsplit(origin).netloc.lower() == host.lower()
+        try:
+            return host is not None and urlsplit(origin).netloc.lower() == host.lower()
+        except ValueError:  # it is no address at all
+            return False

@@ -14,10 +14,13 @@ from semel.http.asgi import Send
 from semel.http.sse.direct import transport_of
 from semel.http.ws.direct import line_of
 
-__all__ = ["MOST_ANSWERS", "Voice"]
+__all__ = ["MOST_ANSWERS", "MOST_WAITING", "Voice"]
 
 # Answers that a client has not taken. It has a few requests in flight at most, so it takes none.
 MOST_ANSWERS = 256
+
+# Of all of them together: a few snapshots of the largest rooms.
+MOST_WAITING = 1024 * 1024
 
 
 class Voice:
@@ -28,6 +31,8 @@ class Voice:
         self._gone = gone
         self._line = line_of(send)
         self.answers: deque[str] = deque()
+        self.waiting = 0
+        """Characters of all answers."""
         self.is_writing = False
         self.wrote_at = ASYNC.now()
 
@@ -36,6 +41,16 @@ class Voice:
         """Can something be written at once, with nothing before it and nobody to wait for?"""
         line = self._line
         return line is not None and not self.answers and not self.is_writing and line.is_free
+
+    def put(self, text: str) -> None:
+        """Behind what waits."""
+        self.answers.append(text)
+        self.waiting += len(text)
+
+    def next(self) -> str:
+        text = self.answers.popleft()
+        self.waiting -= len(text)
+        return text
 
     def write(self, text: str) -> None:
         """At once; only while it is free."""
