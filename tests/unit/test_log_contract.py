@@ -89,7 +89,7 @@ def the_version_is_not_compared(patch):
     decided(patch, lambda seen, op: (seen, replace(op, expect=None)))
 
 
-@found_by("test_an_expected_position_is_of_one_history", ANY_HISTORY)
+@found_by("test_an_expected_position_is_of_one_history")
 def of_an_expected_position_only_the_number_counts(patch):
     def by_number(seen, op):
         expect = op.expect.offset if isinstance(op.expect, Position) else op.expect
