@@ -136,6 +136,8 @@ async def run(url: str, hands: int) -> Cost:
             await play.hand(counts=n >= FIRST_HANDS)
         stream = rooms.stream_of(TABLE)
         snapshot, page = await rooms.log.load(stream), await rooms.log.read(stream)
+        if page.lost and page.floor is not None:  # the first hands are gone by now
+            page = await rooms.log.read(stream, page.floor)
     cost.state_bytes = len(snapshot.state or b"")
     cost.entry_bytes = [len(entry.data) for entry in page.entries]
     return cost

@@ -1,7 +1,8 @@
 """`make example NAME=poker_table`: no-limit hold'em in the browser, on two servers that may die.
 
 make example NAME=poker_table                                on SQLite, in build/poker_table
-make example NAME=poker_table ARGS="--url redis://..."       on Redis; or postgresql://...
+make example NAME=poker_table ARGS="--url redis://..."       on Redis
+make example NAME=poker_table ARGS="--url postgresql://..."  on PostgreSQL, whose tables it makes
 make example NAME=poker_table ARGS="--turn 60"               a minute to think
 """
 
@@ -73,9 +74,12 @@ async def check(url: str) -> None:
     """Say what cannot be reached before anything is started."""
     from semel.colour import ASYNC
     from semel.settings import as_log_store
+    from semel.stores.sql import SQLStore, init
 
     store = as_log_store(url)
     try:
+        if isinstance(store, SQLStore):
+            init(url)  # a deployment runs `semel db init` instead
         await store.log(ASYNC).heads(["poker:timers"])
     finally:
         await store.aclose()
@@ -87,7 +91,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", help="redis://... and others; without it, SQLite in build/")
+    parser.add_argument("--url", help="redis:// or postgresql://; without it, SQLite in build/")
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--turn", type=float, default=30.0, metavar="S", help="seconds to think")
     parser.add_argument("--port", type=int, default=8000)

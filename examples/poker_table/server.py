@@ -9,7 +9,6 @@ POKER_SERVER    its name, for people
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -31,7 +30,7 @@ from semel.rooms import Rooms
 
 PAGE = Path(__file__).parent / "page"
 URL = os.environ.get("POKER_URL", "sqlite:///poker.db")
-NAME = re.compile(r"[\w.-]{1,20}")
+LONGEST_NAME = 20
 
 rules = Rules(
     turn_s=float(os.environ.get("POKER_TURN_S", "30")),
@@ -43,7 +42,9 @@ def who(visitor: Visitor, _room_id: str) -> str | Spectator | None:
     """Here everybody is who they say they are. A real site looks at its own login."""
     if visitor.spectate:
         return Spectator()
-    return visitor.token if NAME.fullmatch(visitor.token or "") else None
+    name = visitor.token or ""
+    is_name = 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()
+    return name if is_name else None
 
 
 rooms = Rooms(URL, PokerTable(rules), name="poker")

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(120)
 COPY = "to copy it: PYTHONPATH=tests .venv/bin/python -m support.poker_table"
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def table(request):
-    url = None if request.param == "sqlite" else request.getfixturevalue("redis_url")
+    url = None if request.param == "sqlite" else request.getfixturevalue(f"{request.param}_url")
     started = start_table(url=url)
     try:
         yield started
@@ -35,6 +35,13 @@ def table(request):
         assert "Traceback" not in started.log_tail(100_000)
     finally:
         started.stop()
+
+
+@pytest.fixture(scope="module")
+def sqlite_table():
+    started = start_table()
+    yield started
+    started.stop()
 
 
 def is_alive(pid):
@@ -124,10 +131,50 @@ def test_a_turn_that_nobody_plays_ends_though_nobody_is_connected(redis_url):
         table.stop()
 
 
-def test_who_says_no_name_may_only_watch(table):
-    with Player(table, None) as watcher:
-        watcher.send("JOIN", "j2", token="no such/name")
+def test_a_turn_that_ends_while_both_servers_are_dead_ends_once(redis_url):
+    table = start_table(url=redis_url, turn_s=2.0)
+    try:
+        with Player(table, "ann") as ann, Player(table, "ben") as ben:
+            sit_down(ann, ben)
+            ann.wait_until(is_mine(ann))
+            _, *servers = family(table.pid)
+            for pid in servers:
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, servers)), "the servers to be dead")
+        wait_until(lambda: answers(table.port), "others")
+        with Player(table, "ann", cursor=ann.position) as later:
+            later.view, later.position = ann.view, ann.position
+            later.wait_until(is_over)
+            assert [each["event"] for each in later.events][:3] == ["late", "folded", "won"]
+    finally:
+        table.stop()
+
+
+@pytest.mark.parametrize("name", ["", " ann", "a" * 21, "ann\u200b", "ann\n"])
+def test_who_says_no_name_may_only_watch(sqlite_table, name):
+    with Player(sqlite_table, None) as watcher:
+        watcher.send("JOIN", "j2", token=name)
         assert watcher.wait_for("ERROR")["payload"]["code"] == "UNAUTHORIZED"
+
+
+def test_without_a_url_it_is_in_a_file_of_its_own(tmp_path):
+    port = free_port()
+    words = [sys.executable, str(EXAMPLE), "--port", str(port)]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as started:
+        wait_until(lambda: answers(port), "the page")
+        started.send_signal(signal.SIGINT)
+        said, _ = started.communicate(timeout=30)
+    file = tmp_path / "build" / "poker_table" / "poker.db"
+    assert started.returncode == 0
+    assert f"sqlite:///{file}" in said
+    assert file.exists()
+
+
+def answers(port):
+    try:
+        return httpx.get(f"http://{HOST}:{port}", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def test_its_servers_do_not_outlive_it():
@@ -176,9 +223,10 @@ def example(*options, folder):
     [
         (["--url", "memory://"], "two servers"),
         (["--url", f"redis://:secret@{HOST}:{free_port()}"], "did not answer"),
+        (["--url", f"postgresql://me:secret@{HOST}:{free_port()}/poker"], "did not answer"),
         (["--url", "poker"], "not a store's URL"),
     ],
-    ids=["nobody sees", "nobody answers", "no URL"],
+    ids=["nobody sees", "no Redis", "no PostgreSQL", "no URL"],
 )
 def test_what_cannot_be_had_is_said_in_a_line(options, words, tmp_path):
     done = example(*options, "--port", str(free_port()), folder=tmp_path)

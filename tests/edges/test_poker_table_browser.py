@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from urllib.parse import quote
 
 import httpx
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from support.poker_table import Player, start_table
 from support.process import HOST, wait_until
@@ -64,7 +66,7 @@ class Tab:
     def __init__(self, browser, url, user):
         self.browser, self.user = browser, user
         self.handle = browser.current_window_handle
-        who = "watch" if user is None else f"name={user}"
+        who = "watch" if user is None else f"name={quote(user)}"
         browser.get(f"{url}&{who}")
         wait_until(lambda: self.seen is not None, "the table")
 
@@ -123,6 +125,10 @@ class Tab:
         """What its connections have brought, after `record_frames`."""
         return [json.loads(frame) for frame in self.run("return window.frames")]
 
+    def text(self, selector):
+        [text] = self.texts(selector)
+        return text
+
     def texts(self, selector):
         found = "Array.from(document.querySelectorAll(arguments[0]), (each) => each.textContent)"
         return self.run(f"return {found}", selector)
@@ -144,6 +150,12 @@ class Tab:
 
     def wait_for_version(self, version):
         wait_until(lambda: self.version >= version, f"version {version}")
+
+
+def command(browser, name, **params):
+    """Of Chromium's own, to the tab that we are in."""
+    url = f"{browser.server.url}/session/{browser.session_id}/goog/cdp/execute"
+    httpx.post(url, json={"cmd": name, "params": params}, timeout=10).raise_for_status()
 
 
 def stacks(view):
@@ -284,6 +296,25 @@ def test_a_tab_that_was_cut_off_for_five_versions_sees_what_the_others_see(
     wait_until(lambda: ben.confirmed["street"] == "flop", "the flop")
 
 
+def test_a_click_that_nobody_could_be_told_of_is_given_up_and_one_can_click_again(tabs, proxy):
+    ben, ann = tabs("ben"), tabs("ann", proxy.port)
+    ann.sit(0)
+    ben.sit(1)
+    ben.deal()
+    ann.wait_for_turn()
+    proxy.refuse()
+    wait_until(lambda: ann.status != "open", "the cut")
+    ann.click("#call")
+    assert not ann.can("call")
+    wait_until(lambda: "nothing was done" in ann.text("#hint"), "it to be given up")
+    assert ann.can("call")
+    proxy.pass_through()
+    wait_until(lambda: ann.status == "open", "a connection")
+    assert ann.confirmed["actor"] == "ann"
+    ann.click("#call")
+    ben.wait_for_turn()
+
+
 # --- who only watches ---------------------------------------------------------------------------
 
 RECORD = """
@@ -300,9 +331,7 @@ window.WebSocket = class extends Real {
 
 def record_frames(browser):
     """In this tab, of every page that is opened from now on."""
-    command = {"cmd": "Page.addScriptToEvaluateOnNewDocument", "params": {"source": RECORD}}
-    url = f"{browser.server.url}/session/{browser.session_id}/goog/cdp/execute"
-    httpx.post(url, json=command, timeout=10).raise_for_status()
+    command(browser, "Page.addScriptToEvaluateOnNewDocument", source=RECORD)
 
 
 def test_who_only_watches_is_never_sent_a_card_that_is_not_shown(tabs, table, room):
@@ -339,3 +368,258 @@ def check_hidden(watcher, cards, kind):
     shown = {*watcher.cards("body"), *watcher.run("return document.body.innerText").split()}
     assert not [card for card in cards if card in heard or card in shown]
     assert watcher.confirmed["cards"] == []
+
+
+# --- what is waited for -------------------------------------------------------------------------
+
+
+def seconds(words, told):
+    """Of "Next hand in 5 s", where that is what the table says."""
+    found = re.fullmatch(rf"{re.escape(words)} (\d+) s", told)
+    assert found, told
+    return int(found[1])
+
+
+def test_the_table_says_what_it_waits_for_and_how_long(tabs):
+    ann, ben, watcher = tabs("ann"), tabs("ben"), tabs(None)
+    assert ann.text("#wait") == "Waiting for two players "
+    assert ann.text("#hint") == "Take a seat."
+    ann.sit(0)
+    assert ann.text("#wait") == watcher.text("#wait") == "Waiting for a second player "
+    ben.sit(1)
+    first = seconds("First hand in", ben.text("#wait"))
+    assert 500 < first <= 600
+    wait_until(lambda: seconds("First hand in", ben.text("#wait")) < first, "a second to pass")
+    ben.deal()
+    ann.wait_for_turn()
+    seconds("Your turn ·", ann.text("#wait"))
+    assert ann.run("return document.title") == "Your turn: ann · Hold'em"
+    clocks = "Array.from(arguments, (each) => document.querySelector(each).style.cssText)"
+    ours, others = ann.run(f"return {clocks}", "[data-user=ann]", "[data-user=ben]")
+    assert 0.8 < float(ours.removeprefix("--left: ").removesuffix(";")) <= 1
+    assert others == "--left: 0;"
+    for other in (ben, watcher):
+        other.wait_for_version(ann.version)
+        seconds("Waiting for ann ·", other.text("#wait"))
+    ann.click("#fold")
+    wait_until(lambda: ann.confirmed["phase"] == "over", "the end of the hand")
+    wait_until(lambda: ann.text("#said") == "ben wins 10", "the result")
+    seconds("Next hand in", ann.text("#wait"))
+    ann.click("[data-act=away]")
+    wait_until(lambda: ann.confirmed["turn"] is None, "nobody to be dealt to")
+    assert ann.text("#wait") == "Waiting for a second player "
+    assert ann.text("#hint") == "You sit out until you say that you are back."
+
+
+def test_who_does_not_answer_is_passed_over_and_everybody_sees_it(tabs):
+    quick = start_table(turn_s=1.5, show_s=600)
+    try:
+        ann, ben = tabs("ann", quick.port), tabs("ben", quick.port)
+        ann.sit(0)
+        ben.sit(1)
+        ben.deal()
+        for tab in (ann, ben):
+            wait_until(lambda tab=tab: tab.text("#said") == "ben wins 10", "the end of the turn")
+            assert tab.texts("#story li")[-3:] == ["ann took too long", "ann folds", "ben wins 10"]
+            assert not tab.can("call")
+    finally:
+        quick.stop()
+
+
+# --- on a phone ---------------------------------------------------------------------------------
+
+PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+
+# Of all that is shown, what is not between the left and the right edge; and whether one can scroll.
+OUTSIDE = """
+const wide = document.documentElement.scrollWidth - arguments[0];
+return [...document.querySelectorAll("body *")]
+  .filter((each) => each.checkVisibility() && each.getClientRects().length)
+  .filter((each) => {
+    const { left, right } = each.getBoundingClientRect();
+    return left < 0 || right > arguments[0];
+  })
+  .map((each) => `${each.tagName}#${each.id}.${each.className}`)
+  .concat(wide > 0 ? [`${wide} too wide`] : []);
+"""
+BELOW = """
+const shown = [...arguments].flatMap((each) => [...document.querySelectorAll(each)]);
+return shown
+  .filter((each) => each.checkVisibility() && each.getBoundingClientRect().bottom > innerHeight)
+  .map((each) => each.id || each.className);
+"""
+PLAYED_WITH = ("#line", "#seats li", "#board", "#pot", "#wait", "#acts button", "#acts input")
+
+
+def on_a_phone(tab):
+    tab.run("")  # the right tab
+    command(tab.browser, "Emulation.setDeviceMetricsOverride", **PHONE)
+    wait_until(lambda: tab.run("return innerWidth") == PHONE["width"], "the phone")
+    return tab
+
+
+def check_fits(tab):
+    assert tab.run(OUTSIDE, PHONE["width"]) == []
+    assert tab.run(BELOW, *PLAYED_WITH) == []
+
+
+def test_on_a_phone_all_that_one_plays_with_is_on_one_screen(tabs, table, room):
+    ann, watcher = on_a_phone(tabs("ann")), on_a_phone(tabs(None))
+    check_fits(ann)
+    ann.sit(0)
+    check_fits(ann)  # waiting
+    names = ("W" * 20, "cleo", "dora", "emil", "m" * 20)
+    others = [Player(table, name, room) for name in names]
+    for seat, player in enumerate(others, 1):
+        assert player.act("sit", seat=seat, buyIn=4000)["success"]
+    others[0].act("deal")
+    for player in others[2:]:
+        player.wait_until(lambda view, user=player.user: view["actor"] == user)
+        assert player.act("call")["success"]
+    ann.wait_for_turn()
+    check_fits(ann)  # in turn
+    ann.click("[data-part=max]")
+    ann.click("#raise")
+    wait_until(lambda: ann.confirmed["actor"] != "ann", "the bet")
+    check_fits(ann)
+    assert others[0].act("raise", amount=4000)["success"]
+    for player in others[1:]:
+        player.wait_until(lambda view, user=player.user: view["actor"] == user)
+        assert player.act("call")["success"]
+    for tab in (ann, watcher):
+        wait_until(lambda tab=tab: tab.texts("#said") != [""], "the result")
+        check_fits(tab)
+    for player in others:
+        player.close()
+
+
+def test_on_a_phone_one_can_come_in_and_hears_that_there_is_no_connection(tabs, browser, proxy):
+    ann = on_a_phone(tabs("ann", proxy.port))
+    ann.sit(0)
+    proxy.refuse()
+    wait_until(lambda: ann.status != "open", "the cut")
+    check_fits(ann)
+    ann.click("[data-act=away]")
+    wait_until(lambda: ann.text("#hint").startswith("It is sent as soon as"), "that it is kept")
+    check_fits(ann)
+    proxy.pass_through()
+    wait_until(lambda: ann.confirmed["seats"][0]["away"], "what was clicked")
+    ann.click("#out")
+    wait_until(
+        lambda: ann.run("return document.getElementById('name').checkVisibility()"), "a form"
+    )
+    check_fits(ann)
+
+
+# --- who plays tricks ---------------------------------------------------------------------------
+
+
+def test_any_name_is_only_a_name(tabs, table, room):
+    ann = tabs("constructor")
+    ann.sit(0)
+    with Player(table, "<b>b</b>", room) as ben, Player(table, "🂡 Zoë", room) as zoe:
+        ben.act("sit", seat=1, buyIn=2000)
+        zoe.act("sit", seat=2, buyIn=2000)
+        ben.act("deal")
+        ann.wait_for_turn()
+        ann.click("#raise")
+        for player in (ben, zoe):
+            player.wait_until(lambda view, user=player.user: view["actor"] == user)
+            assert player.act("fold")["success"]
+    wait_until(lambda: ann.text("#said") == "constructor wins 30", "the result")
+    assert ann.texts("#seats b")[:3] == ["constructor", "<b>b</b>", "🂡 Zoë"]
+    assert ann.texts("#story li b b, #here b b, #seats b b") == []
+
+
+def test_a_name_that_cannot_be_had_is_asked_for_again(tabs, browser, table, room):
+    ann = tabs("ann")
+    browser.get(f"http://{HOST}:{table.port}/?table={room}&name={'x' * 21}")
+    wait_until(lambda: "cannot be had" in ann.text("#refused"), "the refusal")
+    name = browser.find_element(By.ID, "name")
+    name.clear()
+    name.send_keys(" Ann Lee ", "\n")
+    wait_until(lambda: ann.seen is not None, "the table")
+    ann.user = "Ann Lee"
+    ann.sit(0)
+    ann.reload()
+    assert ann.is_at(0)
+    assert ann.text("#out") == "I am not Ann Lee"
+
+
+def test_whatever_is_typed_is_raised_within_what_is_possible(tabs):
+    ann, ben = tabs("ann"), tabs("ben")
+    ann.sit(0)
+    ben.sit(1)
+    ben.deal()
+    ann.wait_for_turn()
+    ann.run("")  # the right tab
+    exact = ann.browser.find_element(By.ID, "exact")
+    for typed, raised in {"": 40, "-5": 40, "0": 40, "61.4": 61, "1e9": 2000, "1999": 1999}.items():
+        exact.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE, typed)
+        words = f"Raise to {raised}" if raised < 2000 else "All in, 2000"
+        assert ann.text("#raise") == words, typed
+        exact.send_keys("\n")  # which is no click
+        assert ann.run("return arguments[0].valueAsNumber", exact) == raised
+    ann.click("#raise")
+    ben.wait_for_turn()
+    assert ben.confirmed["seats"][0]["bet"] == 1999
+    assert ann.text("#hint") == ""
+
+
+def test_who_sits_down_twice_has_one_seat_and_is_told_so_for_a_while(tabs):
+    ann, same = tabs("ann"), tabs("ann")
+    ann.click_all("[data-seat='0'] .sit", "[data-seat='2'] .sit")
+    same.click_all("[data-seat='3'] .sit")
+    for tab in (ann, same):
+        wait_until(lambda tab=tab: "you have seat" in tab.text("#hint"), "to be told")
+    taken = [seat for seat in ann.confirmed["seats"] if seat]
+    assert [seat["user"] for seat in taken] == ["ann"]
+    for tab in (ann, same):
+        wait_until(lambda tab=tab: tab.text("#hint") == "", "it to be over")
+
+
+def test_who_goes_back_to_the_page_is_at_the_table_again(tabs, browser, table):
+    ann, ben = tabs("ann"), tabs("ben")
+    ann.sit(0)
+    ben.sit(1)
+    ann.deal()
+    cards = ann.confirmed["cards"]
+    browser.get(f"http://{HOST}:{table.port}/page/page.css")
+    browser.back()
+    wait_until(lambda: ann.seen is not None and ann.status == "open", "the table")
+    assert ann.confirmed["cards"] == cards
+    ann.wait_for_turn()
+    ann.click("#call")
+    ben.wait_for_turn()
+
+
+def test_a_table_without_a_name_is_the_main_one(tabs, browser, table):
+    ann = tabs("ann")
+    browser.get(f"http://{HOST}:{table.port}/?table=&name=ann")
+    wait_until(lambda: ann.seen is not None, "the table")
+    browser.get(f"http://{HOST}:{table.port}/?table=%00&watch")
+    wait_until(lambda: "can be printed" in ann.text("#line"), "what is wrong with it")
+
+
+def test_two_tabs_of_one_player_are_one_player(tabs):
+    ann, same, ben = tabs("ann"), tabs("ann"), tabs("ben")
+    ann.sit(0)
+    wait_until(lambda: same.is_at(0), "the seat")
+    assert not same.run("return document.querySelector('.sit').checkVisibility()")
+    ben.sit(1)
+    ben.deal()
+    same.wait_for_turn()
+    ann.wait_for_turn()
+    cards = ann.cards("#mine")
+    assert same.cards("#mine") == cards
+    same.click("#raise")
+    ben.wait_for_turn()
+    ann.wait_for_version(ben.version)
+    assert not ann.can("call")
+    ann.click("[data-act=leave]")
+    wait_until(lambda: same.text("#hint") == "You leave when this hand is over.", "it to be told")
+    same.click("[data-act=back]")
+    wait_until(lambda: ann.text("#hint") == "", "them to stay")
+    ben.click("#fold")
+    wait_until(lambda: same.confirmed["phase"] == "over", "the end of the hand")
+    assert ann.stack(0) == same.stack(0) == 2020

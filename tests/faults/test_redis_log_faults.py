@@ -20,8 +20,9 @@ from semel.stores.redis.log_words import place_of
 from semel.testing.bells import Ear, bell_of
 from semel.testing.log_appending import STREAM, datas, log_of, put
 from support import servers
-from support.process import HOST, wait_until
+from support.process import wait_until
 from support.proxy import Proxy
+from support.redis_pair import Pair
 from support.slots import Migration
 
 colours = pytest.mark.parametrize("colour", [SYNC, ASYNC], ids=["sync", "async"])
@@ -64,43 +65,6 @@ async def lost(log, position):
 # --- failovers ----------------------------------------------------------------------------------
 
 
-class Pair:
-    """A master, its replica, and an address that leads to whichever is the master."""
-
-    def __init__(self):
-        self.master, self.replica = servers.start_redis(), servers.start_redis()
-        self.proxy = Proxy(self.master.port)
-        # Told so on its command line, it would take a second to begin.
-        servers.command(self.replica.port, "REPLICAOF", HOST, self.master.port)
-        wait_until(self.in_step, "the replica to be in step")
-
-    @property
-    def url(self):
-        return through(self.proxy)
-
-    def in_step(self):
-        told = [servers.replication(server) for server in (self.master, self.replica)]
-        is_up = told[1]["master_link_status"] == "up"
-        return is_up and told[0]["master_repl_offset"] == told[1]["master_repl_offset"]
-
-    def part(self):
-        """From now on the replica hears of nothing."""
-        servers.command(self.replica.port, "REPLICAOF", "NO", "ONE")
-
-    def fail_over(self):
-        """The replica is the master, with what it has."""
-        self.part()
-        self.proxy.target = (HOST, self.replica.port)
-        self.proxy.cut()
-        self.master.kill()
-
-    def stop(self):
-        self.proxy.close()
-        for server in (self.master, self.replica):
-            server.kill()
-            server.stop()
-
-
 @pytest.fixture
 def pair():
     pair = Pair()
@@ -112,7 +76,6 @@ def pair():
 async def test_a_failover_that_lost_entries_is_noticed_by_whom_it_concerns(pair, opened, colour):
     log = log_of(opened(pair.url), colour)
     kept = [await put(log, f"e{n}") for n in range(3)]
-    wait_until(pair.in_step, "the entries to be copied")
     pair.part()
     gone = [await put(log, f"gone{n}") for n in range(3)]
     pair.fail_over()
@@ -131,7 +94,6 @@ async def test_a_failover_that_lost_entries_is_noticed_by_whom_it_concerns(pair,
 async def test_entries_that_were_lost_and_come_again_in_order_reset_nobody(pair, opened):
     log = opened(pair.url).log(ASYNC)
     kept = await put(log, "a")
-    wait_until(pair.in_step, "the entry to be copied")
     pair.part()
     gone = [await put(log, f"e{n}", b"%d" % n) for n in range(3)]
     pair.fail_over()

@@ -438,6 +438,43 @@ async def test_who_stops_waiting_takes_nothing_back():
         assert (await answer).reply == "done"
 
 
+async def test_who_does_not_wait_for_an_answer_is_not_told():
+    async def part(seat):
+        await seat.show(5, 5)
+        asked = await seat.hear("ACTION_REQUEST")
+        await seat.say(result(version=5, error={"code": "INVALID"}), asked["requestId"])
+        await seat.stay()
+
+    complaints = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    async with Script(part) as server, sit(server) as table:
+        await until(table, at(5))
+        table.act({"actionType": "a"})
+        await until(table, lambda news: isinstance(news, State) and not news.pending)
+        table.act({"actionType": "b"})
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+
+
+async def test_what_is_larger_than_the_server_takes_is_not_sent():
+    async def part(seat):
+        await seat.let_in(head=5, message_bytes=300)
+        await seat.say(snapshot(version=5, state=5))
+        asked = await seat.hear("ACTION_REQUEST")
+        assert asked["payload"]["text"] == "é" * 10
+        await seat.say(result(version=5), asked["requestId"])
+        assert await seat.stay() == []
+
+    async with Script(part) as server, sit(server) as table:
+        await until(table, at(5))
+        with pytest.raises(ActionError, match="the server takes 300") as raised:
+            await table.act({"actionType": "chat", "text": "é" * 100})
+        assert (raised.value.code, raised.value.was_sent) == ("TOO_LARGE", False)
+        await table.act({"actionType": "chat", "text": "é" * 10})
+
+
 async def test_a_button_waits_for_the_state_and_not_for_the_reply():
     async def part(seat):
         await seat.show(5, {"turn": "ann"})

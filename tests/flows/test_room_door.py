@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from semel.entries import Position
 from semel.errors import SettingsError
-from semel.http.ws import Limits, RoomDoor, Spectator
-from semel.rooms import Accepted
+from semel.feed import Subscription
+from semel.http.ws import Limits, RoomDoor, Spectator, voice
+from semel.rooms import Accepted, Rooms
 from support.rooms import (
     ROOM,
     STREAM,
@@ -59,6 +60,7 @@ async def test_who_joins_is_told_how_things_stand_and_then_what_happens(store):
         "stateVersion": 0,
         "resumed": False,
         "heartbeatMs": 7000,
+        "messageBytes": 65536,
     }
     assert "requestId" not in snapshot
     assert snapshot["payload"]["reason"] == "join"
@@ -297,6 +299,104 @@ async def test_who_comes_to_a_finished_hand_is_told_its_result_and_then_how_thin
 # --- snapshots ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("second", ["LEAVE", "REQUEST_SNAPSHOT"])
+@simulated(1, 2)
+async def test_who_leaves_or_asks_before_anybody_listens_is_told_what_comes(store, second):
+    """Whoever wrote waited for a reader that had been let go, and for ever."""
+    store.deaf_s = 0.05
+    rooms = rooms_on(store)
+    door = door_to(rooms, heartbeat_s=1.0)
+    ann = Client(door, user="ann")
+    await ann.join()
+    ann.say(second, "x")
+    await asyncio.sleep(1)
+    number = len(ann.texts)
+    ann.say("JOIN", "j-2", "t2", token="ann")
+    await asyncio.sleep(1)
+    await acted(rooms, "bob", "sit", room="t2")
+    await asyncio.sleep(3)
+    kinds = [message["type"] for message in ann.messages[number:]]
+    assert {"JOINED", "TABLE_SNAPSHOT", "TABLE_STATE_UPDATE", "HEARTBEAT"} <= set(kinds)
+    await ann.hang_up()
+    await asyncio.sleep(1)
+    assert door.status().connections == 0
+    await closed(door)
+
+
+@simulated(1)
+async def test_a_drain_cuts_off_who_takes_nothing_without_a_word_in_the_log(store, caplog):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann = Client(door, user="ann")
+    await ann.join()
+    ann.stick()
+    await door.drain(1.0)
+    await asyncio.sleep(0.1)
+    assert ann.task.done()
+    assert not ann.task.cancelled()
+    assert ann.task.exception() is None
+    await closed(door)
+
+
+@simulated(1, 2)
+async def test_a_result_is_known_by_where_it_came_however_often_it_is_told(store):
+    """Known by where the room is by now, it would be another one for whoever comes back."""
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann, bob = await seated(door, "ann", "bob")
+    for player in (ann, bob):
+        await player.act("sit")
+    await ann.act("deal")
+    for player in (ann, bob):
+        assert (await player.act("play"))["success"]
+    await ann.until(lambda client: client.all("HAND_RESULT"))
+    for number in range(3):
+        assert (await bob.act("say", text="well played"))["success"]
+        ann.say("REQUEST_SNAPSHOT", f"s-{number}", reason="manual")
+        await ann.answer(f"s-{number}")
+        await Client(door, user="ann").join(cursor=None)
+    told = [each["position"] for each in ann.all("HAND_RESULT")]
+    assert len(told) == 4
+    assert len(set(told)) == 1
+    other = rooms_on(store)  # which has it from the log
+    back = Client(door_to(other), user="ann")
+    await back.join()
+    assert back.all("HAND_RESULT")[0]["position"] == told[0]
+    await closed(door)
+
+
+@simulated(1, 2)
+async def test_who_has_asked_hears_which_request_an_update_is_of_also_when_it_comes_back(store):
+    door = door_to(rooms_on(store))
+    ann, bob = await seated(door, "ann", "bob")
+    cursor = bob.all("TABLE_SNAPSHOT")[0]["position"]
+    assert (await ann.act("say", id="word-1", text="hello"))["success"]
+    await ann.until(lambda client: client.updates_by("word-1"))
+    back = Client(door, user="ann")
+    await back.join(cursor=cursor, wait="TABLE_STATE_UPDATE")
+    await back.until(lambda client: client.updates_by("word-1"))
+    assert not [text for text in bob.texts if "word-1" in text]
+    await closed(door)
+
+
+@simulated(1, 2)
+async def test_a_snapshot_is_not_older_than_what_was_shown_though_others_have_asked_before(store):
+    rooms, other = rooms_on(store), Rooms(store.inner, Cards(), wall=store.wall)
+    door = door_to(rooms)
+    ann = Client(door, user="ann")
+    await ann.join()
+    store.late_s = 2.0
+    loading = asyncio.ensure_future(rooms.feed.load(STREAM))
+    await asyncio.sleep(0.1)  # the store has answered, and the answer is on its way
+    store.late_s = 0.0
+    await acted(other, "bob", "sit")
+    await ann.until(lambda client: client.all("TABLE_STATE_UPDATE"))
+    ann.say("REQUEST_SNAPSHOT", "s-1", reason="manual")
+    assert (await ann.answer("s-1"))["payload"]["stateVersion"] == 1
+    assert (await loading).position.offset == 0
+    await door.aclose()
+
+
 @pytest.mark.parametrize("reason", ["gap", "reconnect", "manual", "stale"])
 @simulated()
 async def test_a_snapshot_can_be_asked_for_with_a_reason_that_is_counted(store, reason):
@@ -453,6 +553,95 @@ async def test_who_joins_again_as_somebody_else_is_them_from_then_on(store):
     await closed(door)
 
 
+class AtOnce:
+    """A line past `send`, as there is under uvicorn, to one of our clients."""
+
+    def __init__(self, send):
+        self.client = send.__self__
+        self.is_free = True
+
+    def write(self, text):
+        self.client.texts.append(text)
+
+
+async def _busy_with_another(store, rooms, door, monkeypatch):
+    """Somebody to whom another room is being shown, which takes long, and when it is to go on."""
+    lines, gate, began = [], asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(voice, "line_of", lambda send: lines.append(AtOnce(send)) or lines[-1])
+    fetch = Subscription.fetch
+
+    async def slow(following):
+        began.set()
+        await gate.wait()
+        return await fetch(following)
+
+    client = Client(door, user="ann")
+    await client.join("other")
+    await client.join()
+    (line,) = lines
+    line.is_free = False
+    client.stick()
+    for number in range(300):  # so that it is served from the log
+        await acted(rooms, "cat", "say", room="other", text=number)
+    monkeypatch.setattr(Subscription, "fetch", slow)
+    client.stick(stuck=False)
+    await asyncio.wait_for(began.wait(), 60)
+    await dealt(rooms, "ann", "bob")
+    await asyncio.sleep(0.1)
+    line.is_free = True
+    return client, gate
+
+
+@pytest.mark.parametrize("then", ["it is left", "somebody else joins"])
+@simulated()
+async def test_a_seat_that_is_over_while_another_is_shown_is_told_nothing(store, then, monkeypatch):
+    rooms = rooms_on(store)
+    door = door_to(rooms, limits=Limits(behind_events=1000))
+    client, gate = await _busy_with_another(store, rooms, door, monkeypatch)
+    card = (await state_of(rooms))["seats"]["ann"]["card"]
+    if then == "it is left":
+        client.say("LEAVE", "l")
+        await client.answer("l")
+    else:
+        client.user = "bob"
+        await client.join()
+    begun = len(client.texts)
+    gate.set()
+    await client.until(lambda c: len(c.all("TABLE_STATE_UPDATE", "other")) == 300)
+    await asyncio.sleep(2)
+    behind = [json.loads(text) for text in client.texts[begun:]]
+    assert {m["payload"]["tableId"] for m in behind if "tableId" in m["payload"]} == {"other"}
+    assert card not in "".join(client.texts)
+    await closed(door)
+
+
+class Unhurried(Client):
+    """Takes a message in `each_s`, and all of them in the end."""
+
+    each_s = 1.0
+
+    async def _send(self, message):
+        await asyncio.sleep(self.each_s)
+        await super()._send(message)
+
+
+@simulated()
+async def test_what_is_being_written_ends_when_the_seat_does(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann = Unhurried(door, user="ann")
+    await ann.join()
+    for number in range(10):
+        await acted(rooms, "bob", "say", text=number)
+    await asyncio.sleep(4)
+    ann.say("LEAVE", "l")
+    await ann.answer("l")
+    await asyncio.sleep(5)
+    assert ann.kinds[-1] == "LEFT"
+    assert 2 <= len(ann.all("TABLE_STATE_UPDATE")) <= 5
+    await closed(door)
+
+
 @simulated()
 async def test_spectators_see_what_everybody_sees_and_cannot_act(store):
     rooms = rooms_on(store)
@@ -568,6 +757,99 @@ async def test_a_seat_is_taken_back_when_its_user_may_not_be_there_any_more(stor
     await closed(door)
 
 
+async def _acting_when_it_ends(store, rooms, door, client, may):
+    """An action on its way, and then: it may not be here, has left, or is somebody else."""
+    store.hold()
+    client.say("ACTION_REQUEST", "a-1", actionType="say", text="for ann")
+    await asyncio.sleep(0.1)
+    if may == "refused":
+        await client.until(lambda c: c.all("LEFT"))
+    elif may == "left":
+        client.say("LEAVE", "l")
+        await client.answer("l")
+    else:
+        client.user = {"another": "bob", "only looks": None, "the same": "ann"}[may]
+        await client.join()
+
+
+@pytest.mark.parametrize("may", ["refused", "left", "another", "only looks"])
+@simulated()
+async def test_what_comes_of_an_action_is_not_told_behind_the_end_of_its_seat(store, may):
+    users = {"ann": "ann", "bob": "bob"}
+    rooms = rooms_on(store)
+    door = door_to(
+        rooms,
+        authorise=lambda visitor, _: Spectator() if not visitor.token else users[visitor.token],
+        reauthorise_s=5,
+        limits=Limits(join_within_s=1000),
+    )
+    (ann,) = await seated(door, "ann")
+    users["ann"] = None if may == "refused" else "ann"
+    await _acting_when_it_ends(store, rooms, door, ann, may)
+    begun = len(ann.texts)
+    store.let_go()
+    await asyncio.sleep(3)
+    assert (await rooms.standing(ROOM)).version == 1
+    assert ann.answers("a-1") == []
+    if may in {"refused", "left"}:
+        assert ann.texts[begun:] == []
+    # Who may come back hears how it ended, and it is not done again.
+    users["ann"] = ann.user = "ann"
+    await ann.join()
+    answer = await ann.act("say", "a-1", text="for ann")
+    assert (answer["success"], answer["cached"], answer["reply"]) == (True, True, "for ann")
+    await closed(door)
+
+
+@simulated()
+async def test_who_has_joined_again_as_the_same_is_answered(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    (ann,) = await seated(door, "ann")
+    await _acting_when_it_ends(store, rooms, door, ann, "the same")
+    store.let_go()
+    assert (await ann.answer("a-1"))["payload"]["success"]
+    await closed(door)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@simulated(1)
+async def test_a_snapshot_is_not_told_behind_the_end_of_its_seat(store, fails, monkeypatch, caplog):
+    users = {"ann": "ann"}
+    rooms = rooms_on(store)
+    door = door_to(rooms, authorise=lambda visitor, _: users[visitor.token], reauthorise_s=3)
+    (ann,) = await seated(door, "ann")
+    standing = rooms.standing
+
+    async def slow(room_id, **how):
+        await asyncio.sleep(5)
+        return 1 / 0 if fails else await standing(room_id, **how)
+
+    monkeypatch.setattr(rooms, "standing", slow)
+    users["ann"] = None
+    ann.say("REQUEST_SNAPSHOT", "s-1", reason="gap")
+    await asyncio.sleep(8)
+    assert ann.kinds == ["JOINED", "TABLE_SNAPSHOT", "LEFT"]
+    assert door.status().snapshots == {"join": 1}
+    await closed(door)
+
+
+@simulated()
+async def test_who_is_here_is_not_told_behind_the_end_of_a_seat(store):
+    door = door_to(rooms_on(store), presence=True)
+    ann = Client(door, user="ann")
+    for number in range(5):
+        ann.say("JOIN", f"j-{number}", token="ann")
+        ann.say("LEAVE", f"l-{number}")
+    await ann.answer("l-4")
+    await asyncio.sleep(1)
+    is_in = False
+    for kind in ann.kinds:
+        is_in = kind == "JOINED" or (is_in and kind != "LEFT")
+        assert is_in or kind != "PRESENCE"
+    await closed(door)
+
+
 @simulated(1)
 async def test_who_cannot_be_asked_about_for_a_while_stays(store, caplog):
     slow = False
@@ -593,6 +875,13 @@ async def test_who_cannot_be_asked_about_for_a_while_stays(store, caplog):
         (None, b"https://SHOP.example", True),
         (None, b"https://evil.example", False),
         (None, b"null", False),
+        (None, b"https://[", False),
+        (None, b"http://[::1", False),
+        (None, b"https://shop.example]", False),
+        (None, "https://\u2100.example".encode(), False),
+        (None, b"\xff\xfe", False),
+        (None, b"", False),
+        (["https://app.example"], b"https://[", False),
         (["https://app.example"], b"https://app.example", True),
         (["https://app.example/"], b"https://APP.example", True),
         (["https://app.example"], b"http://app.example", False),
@@ -622,6 +911,7 @@ async def test_settings_that_cannot_work_are_refused(store):
     for wrong in (
         {"origins": "shop.example"},
         {"origins": ["https://a.example/path"]},
+        {"origins": ["https://["]},
         {"authorise": "me"},
         {"heartbeat_s": 0},
         {"max_age_s": -1},
@@ -844,6 +1134,7 @@ async def test_a_store_that_is_away_is_told_and_seats_go_on_when_it_is_back(stor
     ann.say("REQUEST_SNAPSHOT", "s-1", reason="gap")
     refused = (await ann.answer("s-1"))["payload"]
     assert (refused["code"], refused["retry"]) == ("UNAVAILABLE", True)
+    assert door.status().snapshots == {"join": 1}
     await asyncio.sleep(5)
     assert not door.status().ready
     assert door.status().outage
@@ -911,6 +1202,69 @@ async def test_one_that_cannot_be_read_while_the_store_is_away_cuts_nobody_off(s
 # --- limits -------------------------------------------------------------------------------------
 
 
+def nested(levels, kind):
+    """An action has the first level, and this is the rest."""
+    begin, end = {"lists": ("[", "]"), "objects": ('{"x":', "}")}[kind]
+    return f"{begin * (levels - 1)}1{end * (levels - 1)}"
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+@simulated(1)
+async def test_an_action_that_is_nested_too_deep_is_refused_and_changes_nothing(store, kind):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann, bob = await seated(door, "ann", "bob")
+    for number, levels in enumerate((65, 66, 200, 500, 900, 3000)):
+        ann.raw(
+            f'{{"type":"ACTION_REQUEST","requestId":"deep-{number}","payload":{{"tableId":"{ROOM}",'
+            f'"actionType":"say","text":{nested(levels, kind)}}}}}'
+        )
+        answer = await ann.answer(f"deep-{number}")
+        assert answer["payload"].get("error", answer["payload"])["code"] == "INVALID"
+    assert (await rooms.standing(ROOM)).version == 0
+    fits = json.loads(nested(64, kind))
+    assert (await ann.act("say", "deep-0", text=fits))["success"]  # of which nothing was kept
+    await bob.at(1)
+    assert bob.all("TABLE_STATE_UPDATE")[0]["events"] == [{"said": fits}]
+    await closed(door)
+
+
+DEEP = {
+    "a cursor": '{"type":"JOIN","requestId":"ID","payload":{"tableId":"t1","cursor":DEEP}}',
+    "a reason": '{"type":"REQUEST_SNAPSHOT","requestId":"ID","payload":{"tableId":"t1",'
+    '"reason":DEEP}}',
+    "another room": '{"type":"ACTION_REQUEST","requestId":"ID","payload":{"tableId":"t2",'
+    '"actionType":"say","text":DEEP}}',
+    "an action": '{"type":"ACTION_REQUEST","requestId":"ID","payload":{"tableId":"t1",'
+    '"actionType":"say","text":DEEP}}',
+    "what nobody reads": '{"type":"PING","requestId":"ID","x":DEEP}',
+    "a type": '{"requestId":"ID","type":DEEP}',
+}
+
+
+@pytest.mark.parametrize("where", DEEP)
+@simulated(1)
+async def test_however_deep_a_message_is_it_is_answered(store, where):
+    """As deep as can just be read, and not be written again by whoever answers it."""
+    rooms = rooms_on(store)
+    limits = Limits(messages_per_s=10**6, in_flight=1)
+    door = door_to(rooms, limits=limits)
+    (ann,) = await seated(door, "ann")
+    levels = range(66, 1000) if where == "an action" else range(700, 1000)
+    for number in levels:
+        deep = DEEP[where].replace("ID", f"r-{number}")
+        ann.raw(deep.replace("DEEP", "[" * number + "]" * number))
+    ann.raw('{"type":"PING"}')
+    await ann.until(lambda c: "HEARTBEAT" in c.kinds)
+    told = {m.get("requestId"): m["payload"].get("code") for m in ann.messages}
+    # What cannot be read at all has no id, unless it begins with it.
+    known = [n for n in levels if where != "a type" or f"r-{n}" in told]
+    assert {told[f"r-{number}"] for number in known} == {"INVALID"}
+    assert ann.kinds.count("ERROR") == len(levels)
+    assert (await ann.act("say"))["success"]
+    await closed(door)
+
+
 @simulated()
 async def test_a_message_that_is_too_large_is_refused_and_nothing_else(store):
     door = door_to(rooms_on(store), limits=Limits(message_bytes=500))
@@ -921,7 +1275,41 @@ async def test_a_message_that_is_too_large_is_refused_and_nothing_else(store):
     await ann.until(lambda c: c.kinds.count("ERROR") == 4)
     errors = [m["payload"] for m in ann.messages if m["type"] == "ERROR"]
     assert {error["code"] for error in errors} == {"TOO_LARGE"}
+    assert door.status().refused == {"TOO_LARGE": 4}
+    assert ann.all("JOINED")[0]["messageBytes"] == 500
     assert (await ann.act("say", text="x" * 100))["success"]
+    await closed(door)
+
+
+UNREADABLE = {
+    "too large": '"' + "x" * 70_000 + '"',
+    "too deep": "[" * 5000 + "]" * 5000,
+    "too large a number": "9" * 5000,
+    "cut off": '"',
+    "no number": "NaN",
+    "an endless number": "1e999",
+    "half a character": '"\\ud800"',
+    "a tab": '"\t"',
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+@simulated(1)
+async def test_who_sends_what_cannot_be_read_is_told_which_it_was(store, what):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    (ann,) = await seated(door, "ann")
+    for space in ("", " "):
+        ann.raw(
+            f'{{"type":{space}"ACTION_REQUEST",{space}"requestId":{space}"odd{space}",'
+            f'"payload":{{"tableId":"{ROOM}","actionType":"say","text":{UNREADABLE[what]}}}}}'
+        )
+        answer = await ann.answer(f"odd{space}")
+        code = "TOO_LARGE" if what == "too large" else "INVALID"
+        assert (answer["type"], answer["payload"]["code"]) == ("ERROR", code)
+        assert "retry" not in answer["payload"]
+    assert (await ann.act("say", "odd"))["success"]  # of which nothing was kept
+    assert (await rooms.standing(ROOM)).version == 1
     await closed(door)
 
 
@@ -977,6 +1365,7 @@ async def test_a_user_has_so_many_places_and_spectators_any_number(store):
     three = Client(door, user="ann")
     refused = (await three.join())["payload"]
     assert refused["code"] == "RATE_LIMITED"
+    assert door.status().snapshots == {"join": 2}  # those that were told
     await seated(door, "bob", None, None, None)
     assert (await one.join())["type"] == "JOINED"  # in its own place
     await two.hang_up()
@@ -1101,16 +1490,98 @@ async def test_who_is_behind_by_bytes_or_takes_nothing_for_long_is_cut_off(store
     await closed(door)
 
 
+def held_for(client, door):
+    """How many answers, and how many characters of them."""
+    (found,) = [c for c in door._house.connections if c._voice._send == client._send]
+    assert found._voice.waiting == sum(map(len, found._voice.answers))
+    return len(found._voice.answers), found._voice.waiting
+
+
+@pytest.mark.parametrize("what", ["little", "much"])
 @simulated()
-async def test_who_asks_and_takes_no_answers_is_cut_off(store):
-    door = door_to(rooms_on(store), limits=Limits(messages_per_s=10**6))
+async def test_who_asks_and_takes_no_answers_is_not_listened_to_and_cut_off(store, what):
+    rooms = rooms_on(store)
+    door = door_to(rooms, limits=Limits(messages_per_s=10**6, write_within_s=20))
+    rooms.room.gives = lambda state, ctx: Accepted({**state, "x": "x" * 200_000})
+    await acted(rooms, "bob", "give")
     (ann,) = await seated(door, "ann")
     ann.stick()
-    for _ in range(1000):
-        ann.raw('{"type":"PING"}')
-    await asyncio.sleep(5)
+    for number in range(1000):
+        if what == "little":
+            ann.raw('{"type":"PING"}')
+        else:
+            ann.say("REQUEST_SNAPSHOT", f"s-{number}", reason="manual")
+    await asyncio.sleep(15)
+    answers, size = held_for(ann, door)
+    assert 0 < answers <= 256 + 1  # a sign of life among them
+    assert size < 500_000
+    await asyncio.sleep(10)
     assert ann.task.done()
     assert door.status().closed == {"slow": 1}
+    await closed(door)
+
+
+@pytest.mark.parametrize("what", ["many", "large"])
+@simulated()
+async def test_who_takes_nothing_is_not_told_of_everything_unasked(store, what):
+    door = door_to(rooms_on(store))
+    (ann,) = await seated(door, "ann")
+    (connection,) = door._house.connections
+    ann.stick()
+    text, most = ("x" * 100_000, 84) if what == "large" else ("x", 2050)
+    for _ in range(most - 10):
+        connection.tell(text)
+    await asyncio.sleep(0.1)
+    assert not ann.task.done()
+    for _ in range(20):
+        connection.tell(text)
+    await asyncio.sleep(0.1)
+    assert ann.task.done()
+    assert door.status().closed == {"slow": 1}
+    await closed(door)
+
+
+@simulated()
+async def test_who_is_slow_and_comes_back_to_many_large_rooms_gets_them_all(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    rooms.room.gives = lambda state, ctx: Accepted({**state, "x": "x" * 200_000})
+    names = [f"r{number}" for number in range(16)]
+    for name in names:
+        await acted(rooms, "bob", "give", room=name)
+    ann = Unhurried(door, user="ann")
+    for name in names:
+        ann.say("JOIN", name, name, token="ann")
+    await asyncio.sleep(60)
+    assert [len(ann.all("TABLE_SNAPSHOT", name)) for name in names] == [1] * 16
+    assert door.status().closed == {}
+    await closed(door)
+
+
+@simulated()
+async def test_who_is_slow_and_has_missed_much_in_several_rooms_gets_it_all(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    (ann,) = await seated(door, "ann")
+    names = [f"r{number}" for number in range(4)]
+    for name in names:
+        await ann.join(name)
+    cursors = {name: ann.all("TABLE_SNAPSHOT", name)[0]["position"] for name in names}
+    await ann.hang_up()
+    rooms.room.gives = lambda state, ctx: Accepted({**state, "won": {"at": ctx.version}})
+    for name in names:
+        for _ in range(256):  # each of which has a result
+            await acted(rooms, "bob", "give", room=name)
+        await acted(rooms, "bob", "rest", room=name)
+    back = Unhurried(door, user="ann")
+    back.each_s = 0.02
+    for name in names:
+        back.say("JOIN", name, name, token="ann", cursor=cursors[name])
+    await asyncio.sleep(60)
+    assert back.kinds.count("TABLE_STATE_UPDATE") == 4 * 257
+    assert back.kinds.count("HAND_RESULT") == 4 * 256
+    assert "TABLE_SNAPSHOT" not in back.kinds
+    assert door.status().closed == {"gone": 1}
     await closed(door)
 
 
@@ -1250,6 +1721,74 @@ async def _survives(store, texts):
 @given(st.lists(RAW, min_size=1, max_size=6))
 def test_whatever_a_client_sends_is_answered_and_changes_nothing(texts):
     simulated(1)(_survives)(texts=texts)
+
+
+def odd(payload='"actionType":"play"', id='"odd"', table='"t1"', kind="ACTION_REQUEST"):
+    return f'{{"type":"{kind}","requestId":{id},"payload":{{"tableId":{table},{payload}}}}}'
+
+
+PLAY = '"actionType":"play"'
+ODD = {
+    "out of turn": (odd(), "NOT_YOUR_TURN"),
+    "stale": (odd(f'{PLAY},"expectedVersion":2'), "STATE_STALE_VERSION"),
+    "ahead": (odd(f'{PLAY},"expectedVersion":9007199254740991'), "STATE_STALE_VERSION"),
+    "a version beyond what numbers tell apart": (
+        odd(f'{PLAY},"expectedVersion":9007199254740992'),
+        "INVALID",
+    ),
+    "a huge version": (odd(f'{PLAY},"expectedVersion":{"9" * 400}'), "INVALID"),
+    "a negative version": (odd(f'{PLAY},"expectedVersion":-1'), "INVALID"),
+    "a version with a point": (odd(f'{PLAY},"expectedVersion":3.0'), "INVALID"),
+    "a version that is text": (odd(f'{PLAY},"expectedVersion":"3"'), "INVALID"),
+    "a version that is true": (odd(f'{PLAY},"expectedVersion":true'), "INVALID"),
+    "no such action": (odd('"actionType":"\\u0000"'), "INVALID"),
+    "an action that is a number": (odd('"actionType":7'), "INVALID"),
+    "no action": (odd('"x":1'), "INVALID"),
+    "no room": (odd(table="null"), "INVALID"),
+    "a room that is a list": (odd(table='["t1"]'), "INVALID"),
+    "a room with too long a name": (odd(table=f'"{"x" * 201}"'), "INVALID"),
+    "a room that was not joined": (odd(table='"t2"'), "UNAUTHORIZED"),
+    "the same room, for the eye": (odd(table='"t1\u200b"'), "INVALID"),
+    "a snapshot of another room": (odd('"x":1', table='"t2"', kind="REQUEST_SNAPSHOT"),
+                                   "UNAUTHORIZED"),
+    "a message of the server's": (odd(kind="TABLE_SNAPSHOT"), "INVALID"),
+    "the same name twice, the last counts": (
+        odd('"actionType":"sit","actionType":"play","tableId":"t1"', table='"t2"'),
+        "NOT_YOUR_TURN",
+    ),
+    "an id with letters of any kind": (odd(id='"od\\u0064"'), "NOT_YOUR_TURN"),
+    "an id as long as may be": (odd(id=f'"{"x" * 100}"'), "NOT_YOUR_TURN"),
+    "an id that is too long": (odd(id=f'"{"x" * 101}"'), "INVALID"),
+    "an id that is too long in bytes": (odd(id=f'"{"é" * 51}"'), "INVALID"),
+    "an empty id": (odd(id='""'), "INVALID"),
+    "an id that is a number": (odd(id="7"), "INVALID"),
+    "an id that is a list": (odd(id='["odd"]'), "INVALID"),
+    "no id": (odd(id="null"), "INVALID"),
+    "an id with half a character": (odd(id='"\\ud800"'), "INVALID"),
+    "an id that cannot be printed": (odd(id='"a\\nb"'), "INVALID"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD)
+@simulated(1)
+async def test_what_is_asked_in_an_odd_way_gets_its_code_and_changes_nothing(store, what):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    await dealt(rooms, "ann", "bob")
+    (bob,) = await seated(door, "bob")
+    before, (text, code) = await state_of(rooms), ODD[what]
+    for _ in range(2):  # the second time, too
+        begun = len(bob.texts)
+        bob.raw(text)
+        await bob.until(lambda c, begun=begun: len(c.texts) > begun)
+        (answer,) = bob.messages[begun:]
+        assert answer["payload"].get("error", answer["payload"])["code"] == code
+        asked = json.loads(text)["requestId"]
+        named = answer.get("requestId")
+        assert named == (None if code == "INVALID" and " id" in what else asked)
+    assert await state_of(rooms) == before
+    assert (await bob.act("say"))["success"]
+    await closed(door)
 
 
 @simulated(1)

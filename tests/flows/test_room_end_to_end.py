@@ -23,7 +23,7 @@ from semel.client.room import (
     Terms,
     room,
 )
-from semel.http.ws import RoomDoor, Spectator
+from semel.http.ws import Limits, RoomDoor, Spectator
 from semel.rooms import ALL, Accepted, Refused, Room, Rooms
 from semel.stores import MemoryStore
 from support.process import HOST
@@ -62,12 +62,18 @@ class Tally(Room):
 
 
 @contextlib.asynccontextmanager
-async def serving(store, port=0, *, hand=10, replay=1000, **options):
+async def serving(store, port=0, *, hand=10, replay=1000, deflates=True, **options):
     """A door of its own to the rooms in this store; yields its port."""
     rooms = Rooms(store, Tally(hand), replay=replay)
     door = RoomDoor(rooms, **{"authorise": lambda v, _: v.token or Spectator(), **options})
     with socket.create_server((HOST, port)) as listener:
-        config = uvicorn.Config(door, ws="websockets-sansio", lifespan="off", log_config=None)
+        config = uvicorn.Config(
+            door,
+            ws="websockets-sansio",
+            ws_per_message_deflate=deflates,
+            lifespan="off",
+            log_config=None,
+        )
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -190,6 +196,17 @@ async def test_what_is_shown_beforehand_is_never_seen_to_go_back(store):
         assert counts[-1] == 10
 
 
+async def test_what_the_server_would_not_take_is_refused_before_it_is_sent(store):
+    async with serving(store, limits=Limits(message_bytes=400)) as port, sit(port, "ann") as ann:
+        await heard(ann, at(0))
+        for note in ("x" * 400, "\N{SNOWMAN}" * 134):  # of three bytes each
+            with pytest.raises(ActionError, match="the server takes 400") as raised:
+                await ann.act({"actionType": "add", "note": note})
+            assert (raised.value.code, raised.value.was_sent) == ("TOO_LARGE", False)
+        await ann.act({"actionType": "add", "note": "\N{SNOWMAN}" * 60})
+        await heard(ann, at(1))
+
+
 async def test_a_wish_for_a_snapshot_is_granted(store):
     async with serving(store) as port, sit(port, "ann") as ann:
         await heard(ann, at(0))
@@ -251,6 +268,27 @@ async def test_cuts_behind_any_byte_lose_nothing_and_do_nothing_twice(store, rep
         assert told == sorted(set(told))  # each at most once, in order
         if replay == 1000:
             assert told == list(range(1, 100))
+
+
+@pytest.mark.parametrize("deflates", [True, False], ids=["by send", "past send"])
+async def test_who_has_missed_more_than_a_page_gets_all_of_it(store, deflates):
+    missed = 700
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(store, hand=1000) as port:
+            ann = await stack.enter_async_context(sit(port, "ann"))
+            await heard(ann, at(0))
+            loop = asyncio.ensure_future(heard(ann, at(missed)))
+            await asyncio.sleep(0)
+        rooms = Rooms(store, Tally(1000))
+        for n in range(missed):
+            await rooms.act(ROOM, "bob", f"bob-{n}", {"actionType": "add"})
+        await rooms.aclose()
+        # Nothing else happens there that could remind the server of what it has not told.
+        async with serving(store, port, hand=1000, heartbeat_s=60.0, deflates=deflates):
+            got = await loop
+        await stack.aclose()
+    told = [each.data["count"] for each in got if isinstance(each, Event)]
+    assert told == list(range(1, missed))  # and that of the last state follows it
 
 
 async def test_a_server_that_freezes_is_left_and_what_it_did_is_not_done_again(store):

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
 from websockets.asyncio.client import connect
+from websockets.frames import Frame, Opcode
 
 from semel.http.ws import Limits
 from semel.rooms import Rooms
@@ -246,6 +247,54 @@ async def test_large_messages_are_refused_and_enormous_ones_end_the_connection()
         assert ann.wire.close_code == 1009
         await until(lambda: door.status().connections == 0)
         assert (await door.rooms.standing(ROOM)).version == 1
+    await door.aclose()
+
+
+def framed(opcode, data, *, is_last=True):
+    return Frame(opcode, data, fin=is_last).serialize(mask=True)
+
+
+BROKEN = {
+    "bytes that are no text": (framed(Opcode.TEXT, b"\xff\xfe{}"), 1007),
+    "half a character": (framed(Opcode.TEXT, b'"\xed\xa0\x80"'), 1007),
+    "no mask": (Frame(Opcode.TEXT, b"{}").serialize(mask=False), 1002),
+    "the middle of nothing": (framed(Opcode.CONT, b"{}"), 1002),
+    "an unknown kind": (b"\x83" + framed(Opcode.TEXT, b"{}")[1:], 1002),
+    "a compressed one that was not agreed upon": (b"\xc1" + framed(Opcode.TEXT, b"{}")[1:], 1002),
+    "a length without end": (b"\x81\xff" + b"\x7f" + b"\xff" * 7 + b"mask", 1009),
+    "large by its parts": (
+        framed(Opcode.TEXT, b"x" * 3000, is_last=False) + framed(Opcode.CONT, b"x" * 3000),
+        1009,
+    ),
+    "an end for no reason": (framed(Opcode.CLOSE, b"\x03"), 1002),
+}
+ODD = {
+    "bytes": framed(Opcode.BINARY, b"{}"),
+    "nothing": framed(Opcode.TEXT, b""),
+    "no JSON": framed(Opcode.TEXT, b"\x00"),
+    "in many parts": framed(Opcode.TEXT, b"[", is_last=False)
+    + framed(Opcode.CONT, b"", is_last=False) * 50
+    + framed(Opcode.PING, b"x")
+    + framed(Opcode.CONT, b"]"),
+}
+
+
+@pytest.mark.parametrize("frames", [*BROKEN, *ODD])
+async def test_whatever_is_on_the_line_is_answered_or_ends_it_and_nobody_else_notices(frames):
+    door = door_to(Rooms(MemoryStore(), Cards()), limits=Limits(message_bytes=1000))
+    async with serving(door, ws_max_size=4000) as url, playing(url, "ann") as ann:
+        async with playing(url, "odd") as odd:
+            data, code = BROKEN.get(frames) or (ODD[frames], None)
+            odd.wire.transport.write(data)
+            if code is None:
+                assert (await odd.hear("ERROR"))["code"] == "INVALID"
+                assert (await odd.act("sit", "o-1"))["success"]
+            else:
+                with pytest.raises(websockets.ConnectionClosed):
+                    await odd.hear("nothing")
+                assert odd.wire.close_code == code
+        await until(lambda: door.status().connections == 1)
+        assert (await ann.act("say", "a-1"))["stateVersion"] == (2 if code is None else 1)
     await door.aclose()
 
 

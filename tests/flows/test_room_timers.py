@@ -10,9 +10,12 @@ import copy
 
 import pytest
 
+from semel.circuit import Circuit
 from semel.colour import ASYNC
-from semel.rooms import Refused
+from semel.errors import SettingsError
+from semel.rooms import Deadline, Refused
 from semel.rooms.clock import StoreClock
+from semel.rooms.everything import everything
 from semel.rooms.timers import MOST_NOTES, TRIM_EACH
 from support.rooms import (
     NOTES,
@@ -52,6 +55,11 @@ async def notes(store, rooms):
     if page.lost:
         page = await rooms.log.read(NOTES, page.floor, limit=100_000)
     return len(page.entries)
+
+
+def wrong():
+    """The clock of a machine on which nobody has set it."""
+    return ASYNC.now()
 
 
 # --- once ---------------------------------------------------------------------------------------
@@ -242,6 +250,56 @@ async def test_notes_are_trimmed_however_many_turns_there_are(store):
     await closed(*homes)
 
 
+@simulated(1, 2)
+async def test_turns_shorter_than_a_look_is_sure_of_are_noted_once_each(store):
+    """Each of three servers noted whatever another had: three times as many each time."""
+    homes = servers(store, 3, turn_s=0.8)
+    await dealt(homes[0], "ann", "bob")
+    for number in range(100):
+        for user in ("ann", "bob"):
+            await asyncio.sleep(0.3)
+            assert (await acted(homes[number % 3], user, "play")).success
+        await acted(homes[number % 3], "ann", "deal")
+        assert store.asked["append", NOTES] <= 3 * number + 6
+    assert await notes(store, homes[0]) <= TRIM_EACH + 6
+    await asyncio.sleep(10)
+    assert len(await timeouts(homes[0])) == 2
+    for home in homes:
+        assert not home.timers._looks
+        assert not home.timers._open
+    await closed(*homes)
+
+
+@simulated(1, 2, 3)
+async def test_looks_at_one_room_are_one_at_a_time(store):
+    store.delay_s = 0.05
+    (home,) = servers(store, 1, turn_s=30)
+    await dealt(home, "ann", "bob")
+    await asyncio.sleep(1)
+    store.asked.clear()
+    for _ in range(20):
+        home.look_soon(ROOM)
+    await asyncio.sleep(1)
+    assert store.asked["load", STREAM] <= 2
+    await closed(home)
+
+
+@simulated(1)
+async def test_many_open_notes_are_not_renewed(store, monkeypatch):
+    """Each renewal is an open note more: with as many as are allowed, there was no end to it."""
+    monkeypatch.setattr("semel.rooms.timers.MOST_NOTES", 20)
+    homes = servers(store, 2, turn_s=3600)
+    for number in range(50):
+        await dealt(homes[0], "ann", "bob", room=f"r{number}")
+    assert store.asked["append", NOTES] == 50
+    await asyncio.sleep(600)
+    assert store.asked["append", NOTES] == 50
+    await asyncio.sleep(3100)
+    for number in range(50):
+        assert await timeouts(homes[0], f"r{number}") == ["turn-1"]
+    await closed(*homes)
+
+
 @simulated(1)
 async def test_a_note_that_is_due_in_an_hour_is_renewed_and_does_not_become_many(
     store, monkeypatch
@@ -295,6 +353,168 @@ async def test_rules_that_cannot_tell_when_a_turn_is_over_harm_no_other_room(sto
     await asyncio.sleep(15)
     assert await timeouts(home) == ["turn-1", "turn-2"]
     await closed(home)
+
+
+class ZoeIsOdd(Cards):
+    """Where she sits, nobody can tell when a turn is over, for as long as that is so."""
+
+    is_odd = False
+
+    def deadline(self, state):
+        if self.is_odd and "zoe" in state["seats"]:
+            raise ZeroDivisionError("deadline has failed")
+        return super().deadline(state)
+
+
+@simulated(1)
+async def test_rules_that_cannot_tell_when_a_turn_is_over_keep_no_notes_of_other_rooms(
+    store, caplog
+):
+    homes = [rooms_on(store, ZoeIsOdd(2.0)) for _ in range(2)]
+    for home in homes:
+        home.start()
+    await dealt(homes[0], "zoe", "bob", room="odd")
+    for home in homes:
+        home.room.is_odd = True
+    for number in range(100):
+        await acted(homes[number % 2], "ann", "sit", room="fine")
+        await acted(homes[number % 2], "ann", "deal", room="fine")
+        await asyncio.sleep(3)
+    assert "nobody can tell whether a turn of room 'odd' is over" in caplog.text
+    assert caplog.text.count("nobody can tell") <= 2 * 300 / 5 + 4
+    assert store.asked["append", NOTES] > 150
+    assert await notes(store, homes[0]) <= TRIM_EACH + 12
+    for home in homes:
+        home.room.is_odd = False
+    await asyncio.sleep(30)
+    assert await timeouts(homes[0], "odd") == ["turn-1", "turn-2"]
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_who_stays_for_the_end_of_a_turn_and_dies_leaves_its_note(store):
+    (first,) = servers(store, 1, turn_s=0.9)
+    await dealt(first, "ann", "bob")
+    await asyncio.sleep(0.5)
+    await acted(first, "ann", "play")
+    await asyncio.sleep(0.6)  # the first note was due, and bob's turn has 0.3 s left
+    assert first.timers._looks
+    await closed(first)
+    await asyncio.sleep(60)
+    (second,) = servers(store, 1, turn_s=0.9)
+    await asyncio.sleep(5)
+    assert await timeouts(second) == ["turn-2"]
+    await closed(second)
+
+
+@simulated(1, 2)
+async def test_the_repeat_of_a_dead_servers_request_has_its_turn_looked_after(store):
+    """It was appended, and whoever had sent it died before anything else."""
+    (first,) = servers(store, 1)
+    for user in ("ann", "bob"):
+        await acted(first, user, "sit")
+    store.hold()
+    dealing = asyncio.ensure_future(acted(first, "ann", "deal", id="deal"))
+    await asyncio.sleep(SHORT_S + 5)  # its note was looked at, in vain
+    store.lose_reply["append", STREAM] = 1
+    store.let_go()
+    await asyncio.sleep(0.01)
+    dealing.cancel()  # who has sent it is dead before anything is heard of it
+    await asyncio.wait([dealing])
+    await closed(first)
+    (second,) = servers(store, 1)
+    await asyncio.sleep(30)
+    assert await timeouts(second) == []
+    assert (await acted(second, "ann", "deal", id="deal")).cached
+    await asyncio.sleep(5)
+    assert (await timeouts(second))[0] == "turn-1"
+    await closed(second)
+
+
+class OneName(Cards):
+    """Every turn of it is called the same. `ends`: whether one can be timed out."""
+
+    ends = True
+
+    def deadline(self, state):
+        found = super().deadline(state)
+        return found and Deadline("turn", found.at_s)
+
+    def timeout(self, state, turn, ctx):
+        return super().timeout(state, turn, ctx) if self.ends else Refused("NO", "take your time")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@simulated(1)
+async def test_turns_of_the_same_name_are_told_of_once_and_keep_nobody_busy(store, ends, caplog):
+    """Each server that looked had it looked at again at once, for ever."""
+    homes = [rooms_on(store, OneName(2.0)) for _ in range(2)]
+    for home in homes:
+        home.room.ends = ends
+        home.start()
+    await dealt(homes[0], "ann", "bob")
+    await asyncio.sleep(10)
+    store.asked.clear()
+    for _ in range(20):
+        await acted(homes[0], "ann", "say", text="is anybody there?")
+        await asyncio.sleep(1)
+    assert store.asked["append", NOTES] <= 2
+    assert store.asked["append", STREAM] <= 60
+    said = "no two turns" if ends else "refuse to time out turn"
+    assert 1 <= caplog.text.count(said) <= 2  # by each of them
+    assert (await acted(homes[1], "bob" if ends else "ann", "play")).success
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_a_database_without_tables_is_waited_for(store, caplog):
+    """`semel db init` comes later: whoever looks after turns had given up by then."""
+    store.is_down, store.error = True, SettingsError
+    homes = servers(store, 2)
+    await asyncio.sleep(30)
+    store.is_down = False
+    await asyncio.sleep(30)
+    await dealt(homes[0], "ann", "bob")
+    await asyncio.sleep(1.5 * SHORT_S)
+    assert await timeouts(homes[0]) == ["turn-1"]
+    await closed(*homes)
+
+
+@simulated(1, 2)
+async def test_nobody_looks_for_who_is_closed_whatever_is_on_its_way(store):
+    (home,) = servers(store, 1, turn_s=0.5)
+    for user in ("ann", "bob"):
+        await acted(home, user, "sit")
+    store.hold()
+    dealing = asyncio.ensure_future(acted(home, "ann", "deal"))
+    await asyncio.sleep(0.01)
+    await home.aclose()
+    store.let_go()
+    assert (await dealing).success
+    store.asked.clear()
+    await asyncio.sleep(60)
+    assert home.counts.timeouts == 0
+    assert not store.asked
+    assert not home.timers._looks
+
+
+@simulated(1)
+async def test_what_is_kept_of_a_trimmed_stream_is_not_over_before_it_is_read(store):
+    """After a failover, every room would be looked at and noted again, by every server."""
+    homes = servers(store, 2, turn_s=3600)
+    for number in range(5):
+        await dealt(homes[0], "ann", "bob", room=f"r{number}")
+    log = store.log(ASYNC)
+    await log.append(NOTES, b"no note of ours", id="first")
+    page = await log.read(NOTES)
+    await log.trim(NOTES, page.entries[0].position)
+    circuit, told = Circuit("test"), []
+    reading = everything(homes[0].feed, NOTES, circuit)
+    while len(told) < 3:
+        told.append(await anext(reading))
+    assert [None if entries is None else len(entries) for entries in told] == [None, 5, 0]
+    await reading.aclose()
+    await closed(*homes)
 
 
 @simulated(1)
@@ -395,7 +615,7 @@ async def test_servers_whose_own_clocks_differ_agree_on_when_a_turn_is_over(stor
 
 @simulated(1, 2)
 async def test_the_stores_time_is_known_to_half_of_what_an_answer_takes(store):
-    clock = StoreClock(store.log(None), "table:clock", lambda: 0.0)
+    clock = StoreClock(store.log(None), "table:clock", wrong)
     assert not clock.is_known
     assert clock.now_s() == 0.0
     store.delay_s = 0.2
@@ -414,9 +634,53 @@ async def test_the_stores_time_is_known_to_half_of_what_an_answer_takes(store):
 @simulated(1)
 async def test_many_who_ask_the_time_at_once_all_learn_it(store):
     store.delay_s = 0.01
-    clocks = [StoreClock(store.log(None), "table:clock", lambda: 0.0) for _ in range(100)]
+    clocks = [StoreClock(store.log(None), "table:clock", wrong) for _ in range(100)]
     await asyncio.gather(*(clock.learn() for clock in clocks))
     assert all(abs(clock.now_s() - store.wall()) < 0.1 for clock in clocks)
+
+
+@simulated(1, 2)
+async def test_a_server_whose_machine_has_slept_asks_again_what_time_it_is(store):
+    """Its loop stood still meanwhile: a turn would begin in the past."""
+    slept_s = 0.0
+    home = rooms_on(store, Cards(SHORT_S), wall=lambda: store.wall() + slept_s)
+    home.start()
+    await acted(home, "ann", "sit")
+    await acted(home, "bob", "sit")
+    home.clock._ahead_s -= 1000.0  # as if the loop had stood still for so long
+    slept_s = 1000.0
+    assert not home.clock.is_known
+    assert (await acted(home, "ann", "deal")).success
+    assert (await state_of(home))["ends_s"] - store.wall() == pytest.approx(SHORT_S, abs=0.2)
+    assert home.clock.is_known
+    await asyncio.sleep(SHORT_S - 1)
+    assert await timeouts(home) == []
+    await asyncio.sleep(2)
+    assert await timeouts(home) == ["turn-1"]
+    await closed(home)
+
+
+@simulated(1)
+async def test_a_machine_that_sleeps_while_it_asks_what_time_it_is_asks_again(store):
+    slept_s = 0.0
+
+    class Sleepy:
+        """It falls asleep when the store has answered, and before it has heard."""
+
+        async def append(self, *words, **more):
+            nonlocal slept_s
+            answer = await store.log(ASYNC).append(*words, **more)
+            slept_s += 0.0 if slept_s else 3600.0
+            return answer
+
+        def __getattr__(self, verb):
+            return getattr(store.log(ASYNC), verb)
+
+    # By the store, and by everybody awake, so much time has passed.
+    clock = StoreClock(Sleepy(), "table:clock", lambda: store.wall() + slept_s)
+    await clock.learn()
+    assert clock.is_known
+    assert store.asked["append", "table:clock"] == 2
 
 
 @simulated(1, 2)

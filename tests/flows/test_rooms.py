@@ -873,3 +873,37 @@ async def test_playing_moves_what_is_counted(store, caplog):
     assert after.sum_s >= 0.3
     assert after.counts[after.bounds.index(0.5)] == 1
     await asyncio.gather(rooms.aclose(), other.aclose())
+
+
+@simulated(1, 2, 3)
+async def test_rules_that_fail_on_what_never_was_have_not_failed(store):
+    """Decided behind an action that is still on its way, and that another server has overtaken."""
+    home, other = rooms_on(store), Rooms(store.inner, Cards(), wall=store.wall)
+    await acted(home, "ann", "sit")
+    store.hold()
+    leaving = asyncio.ensure_future(acted(home, "ann", "leave", expected_version=1))
+    await asyncio.sleep(0.1)
+    dealing = asyncio.ensure_future(acted(home, "bob", "deal"))  # to nobody: the rules raise
+    await asyncio.sleep(0.1)
+    await acted(other, "cat", "say", text="first")
+    store.let_go()
+    assert (await leaving).code == "STATE_STALE_VERSION"
+    assert (await dealing).success
+    await home.aclose()
+
+
+@simulated(1, 2)
+async def test_rules_that_fail_behind_what_is_on_its_way_have_failed_when_it_has_come(store):
+    home = rooms_on(store)
+    await acted(home, "ann", "sit")
+    store.hold()
+    leaving = asyncio.ensure_future(acted(home, "ann", "leave"))
+    await asyncio.sleep(0.1)
+    dealing = asyncio.ensure_future(acted(home, "bob", "deal"))
+    await asyncio.sleep(1)
+    assert not dealing.done()
+    store.let_go()
+    assert (await leaving).success
+    failed = await dealing
+    assert (failed.code, failed.version) == ("FAILED", 2)
+    await home.aclose()

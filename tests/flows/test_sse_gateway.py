@@ -872,6 +872,18 @@ async def test_draining_closes_everybody_between_frames_and_not_all_at_once(stor
         await each.aclose()
 
 
+@simulated(1)
+async def test_a_drain_takes_no_longer_than_there_is_somebody_to_close(store):
+    gateway = Gateway(store)
+    await publish(store, "vision")
+    viewer = await Connection(gateway).until(lambda c: c.told)
+    begun = asyncio.get_running_loop().time()
+    await gateway.drain(within_s=10)
+    assert asyncio.get_running_loop().time() - begun < 1
+    assert viewer.task.done()
+    await gateway.aclose()
+
+
 @simulated()
 async def test_who_takes_nothing_does_not_hold_up_a_drain(store):
     gateway = Gateway(store)

@@ -14,31 +14,31 @@ from semel.entries import Position
 class ComparesVersions(Replica):
     """Version 7 follows version 6, whichever that was."""
 
-    def update(self, now_s: float, payload: Any) -> None:
+    def update(self, now_s: float, payload: Any, request_id: str | None) -> None:
         at = self.position
         if at is not None and payload["previousVersion"] == at.offset:
             payload = {**payload, "previous": str(at)}
-        super().update(now_s, payload)
+        super().update(now_s, payload, request_id)
 
 
 class TakesWhatIsLarger(Replica):
     """A larger number is news, whatever is missing before it."""
 
-    def update(self, now_s: float, payload: Any) -> None:
+    def update(self, now_s: float, payload: Any, request_id: str | None) -> None:
         at = self.position
         if at is not None and payload["stateVersion"] > at.offset:
             payload = {**payload, "previous": str(at), "previousVersion": at.offset}
-        super().update(now_s, payload)
+        super().update(now_s, payload, request_id)
 
 
 class TakesWhatComes(Replica):
     """A connection does not repeat itself."""
 
-    def update(self, now_s: float, payload: Any) -> None:
+    def update(self, now_s: float, payload: Any, request_id: str | None) -> None:
         previous = Position.parse(payload["previous"])
         if self.position is not None and payload["stateVersion"] <= self.position.offset:
             self.position = previous
-        super().update(now_s, payload)
+        super().update(now_s, payload, request_id)
 
 
 class TakesAnySnapshot(Replica):

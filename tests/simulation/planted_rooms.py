@@ -35,7 +35,7 @@ from semel.client.room_replica import Replica
 from semel.colour import keep
 from semel.entries import Answer, Appended, Entry, Page, Position, VersionConflict
 from semel.errors import StoreUnavailableError
-from semel.http.ws import RoomDoor, connection
+from semel.http.ws import RoomDoor, hearing
 from semel.http.ws.joining import Joining
 from semel.rooms import Reply, Rooms, messages, requests
 from semel.rooms import rooms as rooms_module
@@ -381,6 +381,14 @@ def due_whichever(self: Host, tip: Any, turn: str) -> bool:
     return tip.deadline is not None
 
 
+class IsSlowToTimeOut(Rooms):
+    """Between the look and what comes of it, a turn may be played."""
+
+    async def _timed_out(self, room_id: str, turn: str) -> Reply | None:
+        await asyncio.sleep(0.3)
+        return await super()._timed_out(room_id, turn)
+
+
 def forget_nothing(self: Host) -> None:
     """It was timed out, as far as anybody here remembers; a failover has taken that back."""
 
@@ -501,15 +509,19 @@ PLANTS = {
     "a turn is noted after it has begun": Plan(
         rooms=NotesLater, faults=("crash", "black_out", "odd")
     ),
-    "whichever turn it is is timed out": Plan(patches=((Host, "_is_due", due_whichever),)),
+    "whichever turn it is is timed out": Plan(
+        rooms=IsSlowToTimeOut, patches=((Host, "_is_due", due_whichever),)
+    ),
     "memory says that it is over": Plan(
-        patches=((Host, "forget", forget_nothing),), faults=("failover", "weather", "stop")
+        patches=((Host, "forget", forget_nothing),), faults=("failover",)
     ),
     "whoever looks times out": Plan(rooms=TimesOutWhoeverLooks),
     "deadlines are by everybody's own clock": Plan(
         patches=((StoreClock, "now_s", wall_s),), faults=("skew",)
     ),
-    "a replay is as one sees now": Plan(patches=((connection, "Joining", ReplaysByNow),)),
+    "a replay is as one sees now": Plan(
+        patches=((hearing, "Joining", ReplaysByNow),), faults=("cut",)
+    ),
     "one's own changes go to everybody": Plan(patches=((Told, "patch", patch_of_somebody),)),
     "events go to everybody": Plan(patches=((Told, "events", events_of_all),)),
     "a snapshot is made once": Plan(patches=((messages, "snapshot", Snapshots()),)),

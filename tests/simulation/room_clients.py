@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from room_history import ROOM, Node
 from room_members import Line, message
@@ -249,9 +250,10 @@ class Client:
             return self.guest.act(now, action, request_id=id)
         self._clicks += 1
         action = {**action, "click": f"{self.name}/{self._clicks}"}
-        id = self.guest.act(now, action, request_id=self.new_id())
-        if chance.random() < 0.2 and self.guest.act(now, action, request_id=self.new_id()) == id:
-            self.world.hit("double_click")
+        with mock.patch.object(self.guest, "_new_id", self.new_id):
+            id = self.guest.act(now, action)
+            if chance.random() < 0.2 and self.guest.act(now, action) == id:
+                self.world.hit("double_click")
         return id
 
     def say_last(self) -> None:

@@ -156,7 +156,7 @@ class Tables(MemoryLog):
 
     def _changed(self, op: Append, position: Position) -> None:
         assert isinstance(op.state, Replace)
-        before, state = self.now[op.stream], json.loads(op.state.data)
+        before, state = self.now[op.stream], json.loads(op.state.data.partition(b"\n")[0])
         self.world.loop.note("changed", op.stream, op.id, str(position))
         if not state["n"] == before.state["n"] + 1 == position.offset == before.offset + 1:
             self.world.wrong("a change was made to another version than the last")

@@ -219,8 +219,10 @@ class Line:
         self.came: deque[str | int | None] = deque()
         self.is_over = False
         self._heard: deque[str] = deque()
+        # Of what arrives at the same moment, which comes first is drawn by lot; not on a line.
+        self._there: deque[str] = deque()
+        self._back: deque[str | int | None] = deque()
         self._there_at = self._back_at = 0.0
-        self._on_the_way = 0
         self._budget: int | None = None
         self._is_connected = self._is_gone = False
         self._something, self._taken = asyncio.Event(), asyncio.Event()
@@ -274,19 +276,19 @@ class Line:
             if self._budget < 0:
                 self.cut()
                 return
-        self._on_the_way += 1
+        self._back.append(what)
         self._back_at = self._later(self._back_at)
-        self._at(self._back_at, self._arrive, what)
+        self._at(self._back_at, self._arrive)
 
-    def _arrive(self, what: str | int | None) -> None:
-        self._on_the_way -= 1
+    def _arrive(self) -> None:
+        what = self._back.popleft()
         if not self.is_over:
             self.came.append(what)
             self.is_over = isinstance(what, int)
             self.client.woken.set()
 
     async def _wait_for_room(self) -> None:
-        while len(self.came) + self._on_the_way > BUFFER and not self.is_over:
+        while len(self.came) + len(self._back) > BUFFER and not self.is_over:
             self.world.hit("slow")
             self._taken.clear()
             await self._taken.wait()
@@ -297,9 +299,9 @@ class Line:
         latency_s = 0.03 * self.world.chance.random()
         return max(after, self.world.loop.clock_s + latency_s)
 
-    def _at(self, when: float, arrive: Callable[..., None], *what: Any) -> None:
+    def _at(self, when: float, arrive: Callable[[], None]) -> None:
         loop = self.world.loop
-        loop.after(when - loop.clock_s, arrive, *what, context=self._network)
+        loop.after(when - loop.clock_s, arrive, context=self._network)
 
     def _through_a_box(self, text: str) -> list[str]:
         """What a box on the way makes of it: it is gone, or there twice, or after the next one."""
@@ -353,9 +355,11 @@ class Line:
     def say(self, text: str) -> None:
         if not self.is_over:
             self._there_at = self._later(self._there_at)
-            self._at(self._there_at, self._hear, text)
+            self._there.append(text)
+            self._at(self._there_at, self._hear)
 
-    def _hear(self, text: str) -> None:
+    def _hear(self) -> None:
+        text = self._there.popleft()
         if not self.is_over and not self.server.host.dead:
             self._heard.append(text)
             self._something.set()

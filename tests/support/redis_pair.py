@@ -29,10 +29,14 @@ class Pair:
     def part(self):
         """When it has everything: from now on the replica hears of nothing."""
         wait_until(self.in_step, "the replica to be in step")
+        self._promote()
+
+    def _promote(self):
         servers.command(self.replica.port, "REPLICAOF", "NO", "ONE")
 
     def fail_over(self):
         """The replica is the master, with what it has."""
+        self._promote()
         self.proxy.target = (HOST, self.replica.port)
         self.proxy.cut()
         self.master.kill()

@@ -213,7 +213,8 @@ class Guest:
                 await asyncio.sleep(0.005)
 
     async def act(self, rid, kind="add", **more):
-        before = sum(m.get("requestId") == rid for m in self.told)
+        answers = [m for m in self.told if m["type"] == "ACTION_RESULT"]
+        before = sum(m["requestId"] == rid for m in answers)
         await self.say("ACTION_REQUEST", rid, actionType=kind, **more)
         return await self.heard("ACTION_RESULT", rid, behind=before)
 

@@ -51,10 +51,11 @@ def message(kind, payload, request_id=None):
     return said if request_id is None else {**said, "requestId": request_id}
 
 
-def joined(*, resumed=False, head=0, viewer=None, heartbeat_ms=15_000):
+def joined(*, resumed=False, head=0, viewer=None, heartbeat_ms=15_000, message_bytes=None):
     told = {"viewer": viewer, "head": cursor_of(head), "stateVersion": version_of(head)}
     beat = {"serverTime": 1, "heartbeatMs": heartbeat_ms, "resumed": resumed}
-    return message("JOINED", {**told, **beat})
+    most = {} if message_bytes is None else {"messageBytes": message_bytes}
+    return message("JOINED", {**told, **beat, **most})
 
 
 def snapshot(*, version, state, reason="join", viewer=None):
@@ -119,7 +120,7 @@ class Walk:
         self.is_opening = self.is_over = False
         self.within_s = 0.0
         at, state = options.pop("at", None), options.pop("state", None)
-        viewer = options.pop("viewer", None)
+        viewer, most = options.pop("viewer", None), options.pop("message_bytes", None)
         self.is_enabled = enabled_when(options.pop("enabled_when", {}))
         optimistic = {"add": add, None: None}[options.pop("optimistic", None)]
         self.guest = Guest(
@@ -127,7 +128,7 @@ class Walk:
             Terms(buffered=options.pop("buffered", 256)),
             lambda: chance,
             letters=self.letters,
-            wall_s=lambda: self.now_s,
+            wall_s=lambda: round(self.now_s * 1000) / 1000 + 1e-7,  # or it is a millisecond less
             client_id="c",
             optimistic=optimistic,
             **options,
@@ -136,7 +137,7 @@ class Walk:
         self.advance()
         if at is not None:
             self.take({"connect": None})
-            self.take({"joined": {"head": at, "viewer": viewer}})
+            self.take({"joined": {"head": at, "viewer": viewer, "message_bytes": most}})
             self.take({"snapshot": {"version": at, "state": state, "viewer": viewer}})
             self.seen, self.statuses = [], []
 
@@ -313,6 +314,7 @@ def settled(answer):
             assert answer.request_id in str(answer) or not answer.was_sent
             return {"unanswered": "sent" if answer.was_sent else "never sent"}
         case ActionError():
-            return {"refused": answer.code}
+            found = {"refused": answer.code}
+            return found if answer.was_sent else {**found, "never_sent": True}
         case RoomError():
             return {"ended": answer.code}

@@ -16,6 +16,7 @@ from semel.errors import StoreUnavailableError
 from semel.http.ws import RoomDoor, Spectator
 from semel.rooms import ALL, Accepted, Deadline, Refused, Room, Rooms
 from semel.rooms.patches import patched
+from semel.rooms.standing import Standing
 from semel.stores import MemoryStore
 from semel.testing.simulator import SimClock, SimLoop
 from support.web import scope_of
@@ -154,7 +155,10 @@ class WiredStore:
         self.clock = clock
         self.asked = Counter()
         self.is_down = False
+        self.error = StoreUnavailableError
         self.delay_s = 0.0
+        self.late_s = 0.0
+        self.deaf_s = 0.0
         self.lose_reply = Counter()
         self.lose_request = Counter()
         self.held = {}
@@ -172,7 +176,7 @@ class WiredStore:
         return _WiredLog(self, self.inner.log(colour))
 
     def bell(self):
-        return self.inner.bell()
+        return _WiredBell(self, self.inner.bell())
 
     def ledger(self, colour):
         return self.inner.ledger(colour)
@@ -206,6 +210,8 @@ class _WiredLog:
                 await store.held[name].wait()
             self._cut(verb, name, store.lose_request)
             answer = await getattr(self._inner, verb)(stream, *words, **more)
+            if store.late_s:
+                await asyncio.sleep(store.late_s)
             self._cut(verb, name, store.lose_reply)
             return answer
 
@@ -214,7 +220,23 @@ class _WiredLog:
     def _cut(self, verb, name, lost):
         if self._store.is_down or lost[verb, name] > 0:
             lost[verb, name] -= 1
-            raise StoreUnavailableError("the line is cut")
+            raise self._store.error("the line is cut")
+
+
+class _WiredBell:
+    """To begin to listen is a round trip, as on a server."""
+
+    def __init__(self, store, inner):
+        self._store = store
+        self._inner = inner
+
+    def __getattr__(self, verb):
+        return getattr(self._inner, verb)
+
+    async def listen(self, *words):
+        if self._store.deaf_s:
+            await asyncio.sleep(self._store.deaf_s)
+        await self._inner.listen(*words)
 
 
 def simulated(*seeds, budget=2_000_000):
@@ -264,7 +286,8 @@ async def dealt(rooms, *users, room=ROOM):
 
 async def state_of(rooms, room=ROOM):
     """As the log has it now; a standing may be one that somebody else has asked for before."""
-    return json.loads((await rooms.log.load(rooms.stream_of(room))).state)
+    snapshot = await rooms.log.load(rooms.stream_of(room))
+    return Standing.of(rooms.room, room, snapshot).state()
 
 
 # --- clients ------------------------------------------------------------------------------------
@@ -349,7 +372,19 @@ class Client:
         return self.answers(id, begin)[0]
 
     def answers(self, id, begin=0):
-        return [message for message in self.messages[begin:] if message.get("requestId") == id]
+        return [
+            message
+            for message in self.messages[begin:]
+            if message.get("requestId") == id and message["type"] != "TABLE_STATE_UPDATE"
+        ]
+
+    def updates_by(self, id):
+        """The updates that say that this request has made them."""
+        return [
+            message
+            for message in self.messages
+            if message.get("requestId") == id and message["type"] == "TABLE_STATE_UPDATE"
+        ]
 
     async def hang_up(self):
         self._said.put_nowait({"type": "websocket.disconnect", "code": 1001})

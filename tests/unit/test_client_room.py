@@ -190,3 +190,194 @@ def do(walk, doing, asked):
             walk.take({"joined": {"head": 3, "resumed": True}})
         case "pass":
             walk.take({"pass_ms": 700})
+
+
+def test_what_is_on_its_way_keeps_its_number_and_what_is_over_is_forgotten():
+    walk = Walk({"at": 3, "state": 3}, 0.0)
+    for n in range(600):
+        walk.take({"act": {"actionType": "a", "n": n}, "request": walk.made + 1})
+    walk.take({"close": 1006})
+    walk.take({"connect": None})
+    walk.take({"joined": {"head": 3, "resumed": True}})
+    sent = [(each["id"], each["seq"]) for each in walk.seen if each.get("send") == ACTION]
+    assert sent == [(2, 1), (2, 1)]
+    requests = walk.guest._requests
+    for id in [each.id for each in requests._queue]:
+        walk.take({"result": {"version": 3}, "id": walk.number(id)})
+    walk.take({"act": {"actionType": "a"}, "request": walk.made + 1})
+    assert len(requests._numbers) == 256
+    assert requests._sent <= set(requests._numbers)
+    for _ in range(300):  # and none is answered any more
+        walk.take({"act": {"actionType": "a"}, "request": walk.made + 1, "guard": False})
+        requests._queue[0].until_s = walk.now_s
+        walk.advance()
+    assert len(requests._unanswered) <= 256
+
+
+OWN = 1000  # what an action of ours adds; one of others adds 1
+
+
+class Behind:
+    """A server that tells what has happened and what it has answered in any order of the two."""
+
+    def __init__(self, chance):
+        self.walk = Walk({"at": 0, "state": {"count": 0}, "optimistic": "add"}, chance)
+        self.log = []  # who has made each version, and in which history
+        self.history = 0
+        self.asked, self.answers, self.news = [], [], []
+        self.looked = 0
+        # What the client knows: what it was told, sent and was answered; of which of its actions
+        # nobody can tell whether that has them, or which were taken back.
+        self.told = []
+        self.is_current = True
+        self.acted, self.sent, self.done, self.before = [], [], {}, {}
+        self.unsure, self.over = set(), set()
+
+    def count(self, log):
+        return sum(1 if who is None else OWN for who, _ in log)
+
+    def hear(self):
+        """What the client has said since, and whether it has shown everything once."""
+        for each in self.walk.seen[self.looked :]:
+            if each.get("send") == ACTION:
+                self.asked.append(each["id"])
+                self.sent.append(each["id"])
+            if "done" in each:
+                self.done[each["id"]] = each["version"]
+                self.compare()
+            if "state" in each:
+                assert each["version"] == len(self.told)
+                there = {who for who, _ in self.told}
+                missing = (self.unsure | self.over) - there
+                shown = OWN * (len(self.acted) - len(missing))
+                others = sum(1 for who, _ in self.told if who is None)
+                assert each["state"]["count"] == others + shown
+        self.looked = len(self.walk.seen)
+
+    def take(self, step):
+        self.walk.take(step)
+        self.hear()
+
+    def position(self, version):
+        history = self.log[version - 1][1] if version else 0
+        return f"{version}.{'bcdef'[history - 1] * 12}" if history else version
+
+    def update(self, to):
+        who, _ = self.log[to - 1]
+        patch = [[["count"], self.count(self.log[:to])]]
+        at = {"from": self.position(to - 1), "to": self.position(to)}
+        step = {"update": {**at, "patch": patch}}
+        self.news.append((step if who is None else {**step, "id": who}, self.log[:to]))
+
+    def append(self, who):
+        self.log.append((who, self.history))
+        self.update(len(self.log))
+
+    def act(self):
+        self.acted.append(self.walk.made + 1)
+        action = {"actionType": "add", "by": OWN}
+        self.take({"act": action, "request": self.walk.made + 1, "guard": False})
+
+    def decide(self):
+        if not self.asked:
+            return
+        id = self.asked.pop(0)
+        is_cached = id in [who for who, _ in self.log]
+        if not is_cached:
+            self.append(id)
+        version = [who for who, _ in self.log].index(id) + 1
+        self.answers.append({"result": {"version": version, "cached": is_cached}, "id": id})
+
+    def tell(self):
+        step, self.told = self.news.pop(0)
+        self.is_current = True
+        self.compare()
+        if "snapshot" in step:
+            self.unsure |= set(self.sent) - set(self.done)
+            if step["snapshot"]["reason"] == "reconnect":
+                self.over |= set(self.before)
+        self.take(step)
+
+    def compare(self):
+        """What was answered with the version that is there, if that is of the same history."""
+        if self.is_current:
+            self.unsure -= set(self.done)
+            self.over |= {id for id, version in self.done.items() if version <= len(self.told)}
+
+    def cut(self, *, resumes):
+        self.asked, self.answers, self.news = [], [], []
+        self.before = {**self.done}
+        at, head = len(self.told), len(self.log)
+        self.is_current = resumes = resumes and self.told == self.log[:at]
+        self.take({"close": 1006})
+        self.take({"connect": None})
+        self.take({"joined": {"head": self.position(head), "resumed": resumes}})
+        if not resumes:
+            self.snapshot("reconnect")
+            return
+        for to in range(at + 1, head + 1):
+            self.update(to)
+
+    def snapshot(self, reason="overrun"):
+        if any(step.get("snapshot", {}).get("reason") == "reconnect" for step, _ in self.news):
+            reason = "reconnect"  # the first one after a join is that of the join
+        told = {"version": self.position(len(self.log)), "state": {"count": self.count(self.log)}}
+        # It stands for all that was not told.
+        self.news = [({"snapshot": {**told, "reason": reason}}, [*self.log])]
+
+    def beat(self):
+        """What was answered, and is not there by then, was taken back."""
+        self.take({"pass_ms": 2000})
+        self.over |= set(self.done) - {who for who, _ in self.log}
+        self.take({"heartbeat": self.position(len(self.log))})
+
+    def do(self, doing):
+        match doing:
+            case "act":
+                self.act()
+            case "others":
+                self.append(None)
+            case "decide":
+                self.decide()
+            case "answer" if self.answers:
+                self.take(self.answers.pop(0))
+            case "tell" if self.news:
+                self.tell()
+            case "snapshot":
+                self.snapshot()
+            case "cut" | "cut and resume":
+                self.cut(resumes=doing != "cut")
+            case "failover":
+                del self.log[-2:]
+                self.history += 1
+                self.cut(resumes=False)
+
+
+SERVING = ("act", "others", "decide", "answer", "tell", "snapshot")
+CUTS = ("cut", "cut and resume", "failover")
+
+
+@given(
+    st.lists(st.sampled_from(SERVING), max_size=20),
+    st.sampled_from(CUTS),
+    st.lists(st.sampled_from(SERVING), max_size=20),
+    st.sampled_from(CUTS),
+    st.lists(st.sampled_from(SERVING), max_size=10),
+    st.sampled_from([0.0, 1.0]),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_was_done_is_shown_once_whatever_comes_first(one, cut, other, again, last, chance):
+    server = Behind(chance)
+    for doing in [*one, cut, *other, again, *last]:
+        server.do(doing)
+    while server.asked or server.answers or server.news:
+        for doing in ("decide", "tell", "answer"):
+            server.do(doing)
+    server.beat()
+    guest = server.walk.guest
+    assert guest.pending == 0
+    assert guest.state == guest.confirmed == {"count": server.count(server.log)}
+    done = [who for who, _ in server.log if who is not None]
+    assert len(done) == len(set(done))
+    assert set(done) <= set(server.done)
+    assert sorted(server.done) == sorted(server.acted)

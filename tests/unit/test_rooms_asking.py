@@ -80,6 +80,9 @@ ACT = {"actionType": "a"}
         message("ACTION_REQUEST", ACT, requestId="r", clientSeq=1, clientId="x" * 65),
         message("REQUEST_SNAPSHOT", {"reason": "because"}),
         message("REQUEST_SNAPSHOT", {"reason": None}),
+        message("REQUEST_SNAPSHOT", {"reason": ["gap"]}),
+        message("REQUEST_SNAPSHOT", {"reason": {"gap": 1}}),
+        message("REQUEST_SNAPSHOT", {"reason": 1}),
         message("REQUEST_SNAPSHOT", {"currentVersion": "3"}),
     ],
 )  # fmt: skip
@@ -94,3 +97,50 @@ def test_what_is_wrong_is_told_with_the_id_it_came_with():
     with pytest.raises(Malformed) as wrong:
         asked(message("ACTION_REQUEST", {"actionType": 7}, requestId="r-1"))
     assert wrong.value.request_id == "r-1"
+
+
+BEGUN = '{"type":"ACTION_REQUEST","requestId":"r-1","payload":{"x":'
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (BEGUN, "r-1"),
+        (BEGUN + "[" * 5000, "r-1"),
+        (BEGUN + '"' + "x" * 70_000 + '"}}', "r-1"),
+        (BEGUN.replace(":", ": ").replace(",", ", "), "r-1"),
+        (BEGUN.replace("r-1", "\u00e9" * 50), "\u00e9" * 50),
+        # It may be somebody else's, or is none.
+        (BEGUN.replace("r-1", "\u00e9" * 51), None),
+        (BEGUN.replace("r-1", "a\u200b"), None),
+        (BEGUN.replace("r-1", "\\u0041"), None),
+        (BEGUN.replace('"r-1"', "7"), None),
+        (BEGUN.replace("r-1", ""), None),
+        ("x" + BEGUN, None),
+        ('{"x":' + BEGUN, None),
+        ('{"payload":{"text":"' + BEGUN.replace('"', '\\"'), None),
+        ('"' + BEGUN.replace('"', '\\"'), None),
+        ('{"type":"JOIN","payload":{"requestId":"r-1"', None),
+    ],
+)
+def test_what_nobody_can_read_is_told_by_the_id_it_begins_with(text, id):
+    with pytest.raises(Malformed) as wrong:
+        asked(text)
+    assert wrong.value.request_id == id
+
+
+@pytest.mark.parametrize("odd", ["NaN", "-Infinity", "1e999", '"\\ud800"'])
+def test_what_can_be_read_and_not_said_is_told_by_its_id(odd):
+    with pytest.raises(Malformed) as wrong:
+        asked(f'{{"x":{odd},"type":"PING","requestId":"r-1"}}')
+    assert wrong.value.request_id == "r-1"
+
+
+def test_the_size_of_a_message_is_that_of_its_bytes():
+    text = message("ACTION_REQUEST", {"actionType": "\u00e9"}, requestId="r")
+    text = json.dumps(json.loads(text), ensure_ascii=False)
+    assert asked(text, len(text) + 1)
+    for most in (len(text), len(text) - 1, 1):
+        with pytest.raises(Malformed) as wrong:
+            asked(text, most)
+        assert wrong.value.code == "TOO_LARGE"

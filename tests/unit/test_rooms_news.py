@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from semel.entries import Entry, Position, beginning
+from semel.entries import Entry, Position, Snapshot, beginning
 from semel.errors import CorruptRecordError, SettingsError
-from semel.rooms import ALL
-from semel.rooms.messages import for_viewer
-from semel.rooms.news import told, written
+from semel.rooms import ALL, Request
+from semel.rooms.messages import for_viewer, results
+from semel.rooms.news import finished, told, written
 from semel.rooms.patches import patched
 from semel.rooms.standing import Standing, said
 from support.rooms import Cards
@@ -27,8 +27,9 @@ def standing(position, **seats):
     return Standing(Cards(), position, said(state))
 
 
-def entry(before, after, events=()):
-    return Entry(AFTER, "id", written("r", before, after, events).encode(), 0)
+def entry(before, after, events=(), id="id"):
+    after.finished = finished(before, after)
+    return Entry(AFTER, id, written("r", before, after, events).encode(), 0)
 
 
 def test_everybody_is_told_what_makes_their_own_view_and_nothing_else():
@@ -69,6 +70,27 @@ def test_a_result_is_told_when_it_comes_and_when_it_is_another_one():
     assert told(entry(first, first_too)).result(None) is None
     assert told(entry(first, second_too)).result(None)["by"] == "bob"
     assert told(entry(first, none_too)).result(None) is None
+
+
+def test_a_result_that_is_still_shown_came_where_it_came():
+    first, still = standing(BEFORE, ann="AS"), standing(AFTER, ann="AS")
+    first.finished = BEFORE
+    assert finished(first, still) == BEFORE
+    still.finished = BEFORE
+    assert json.loads(results("r", still, "ann")[0])["payload"]["position"] == str(BEFORE)
+    assert finished(first, standing(AFTER, ann="as")) is None
+    again = Snapshot(still.position, "open", still.kept())
+    assert Standing.of(still.room, "r", again).finished == BEFORE
+    assert Standing.of(still.room, "r", again).text == still.text
+
+
+@pytest.mark.parametrize("user", ["ann", "b:3", "ann:b", "", None, "an", "3:ann"])
+def test_an_update_names_its_request_to_whoever_has_asked_and_to_nobody_else(user):
+    ours = Request("r", "ann", "b:3", {"actionType": "play"})
+    news = entry(standing(BEFORE), standing(AFTER, ann="as"), id=ours.id)
+    (text,) = for_viewer(news, user)
+    assert json.loads(text).get("requestId") == ("b:3" if user == "ann" else None)
+    assert ("b:3" in text) == (user == "ann")
 
 
 def test_an_update_names_what_it_follows():

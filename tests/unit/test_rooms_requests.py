@@ -40,11 +40,13 @@ def test_what_is_asked_has_a_fingerprint():
 @pytest.mark.parametrize(
     "action",
     [
-        {"x": float("nan")},
-        {"x": {1}},
-        {"x": b"y"},
-        {"x": "\ud800"},
-        {(1, 2): 3},
+        {**ACTION, "x": float("nan")},
+        {**ACTION, "x": {1}},
+        {**ACTION, "x": b"y"},
+        {**ACTION, "x": "\ud800"},
+        {**ACTION, (1, 2): 3},
+        {"x": 1},
+        {"actionType": 1},
         "say",
         None,
         [],
@@ -53,6 +55,21 @@ def test_what_is_asked_has_a_fingerprint():
 def test_an_action_that_json_cannot_say_is_refused(action):
     with pytest.raises(SettingsError):
         request(action=action)
+
+
+def nested(levels):
+    """Lists, objects and tuples by turns; the action itself is the first level."""
+    found = "x"
+    for number in range(levels - 1):
+        found = ({"y": found}, [found], (1, found))[number % 3]
+    return {**ACTION, "x": found}
+
+
+@pytest.mark.parametrize("levels", [65, 66, 100, 1000, 100_000])
+def test_an_action_that_is_nested_too_deep_is_refused(levels):
+    assert request(action=nested(64)).fingerprint
+    with pytest.raises(SettingsError, match="64 levels"):
+        request(action=nested(levels))
 
 
 def test_names_as_long_as_they_may_be_fit_into_a_log():

@@ -12,6 +12,9 @@
 // Nobody's state is deeper.
 const DEEPEST = 200;
 
+// What it names is not said: anything may be there, of any size.
+const NOWHERE = "there is no such place";
+
 /** The patch is none, or not for this state. */
 export class PatchError extends Error {
   override readonly name = "PatchError";
@@ -23,7 +26,7 @@ export function patched(state: unknown, patch: unknown): unknown {
   for (const operation of list(patch)) {
     const [path, ...value] = list(operation);
     if (value.length > 1 || list(path).length > DEEPEST) {
-      throw new PatchError(`no operation: ${JSON.stringify(operation)}`);
+      throw new PatchError("no operation");
     }
     made = changed(made, list(path), value);
   }
@@ -31,7 +34,7 @@ export function patched(state: unknown, patch: unknown): unknown {
 }
 
 function list(found: unknown): readonly unknown[] {
-  if (!Array.isArray(found)) throw new PatchError(`no list: ${JSON.stringify(found)}`);
+  if (!Array.isArray(found)) throw new PatchError("no list");
   return found;
 }
 
@@ -46,7 +49,7 @@ function changed(state: unknown, path: readonly unknown[], value: readonly unkno
   } else if (typeof state === "object" && state !== null && typeof key === "string") {
     return inMapping(state as Record<string, unknown>, key, rest, value);
   }
-  throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+  throw new PatchError(NOWHERE);
 }
 
 function isIndex(key: unknown): key is number {
@@ -61,7 +64,7 @@ function inMapping(
 ): unknown {
   const isSetting = rest.length === 0 && value.length > 0;
   if (!Object.hasOwn(state, key) && !isSetting) {
-    throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+    throw new PatchError(NOWHERE);
   }
   const copy = { ...state };
   if (rest.length === 0 && value.length === 0) {
@@ -81,7 +84,7 @@ function inList(
   value: readonly unknown[],
 ): unknown {
   const isSetting = rest.length === 0 && value.length > 0;
-  if (index === state.length && !isSetting) throw new PatchError(`there is no ${index} here`);
+  if (index === state.length && !isSetting) throw new PatchError(NOWHERE);
   const copy = [...state];
   if (rest.length === 0 && value.length === 0) copy.splice(index, 1);
   else copy[index] = rest.length > 0 ? changed(state[index], rest, value) : value[0];

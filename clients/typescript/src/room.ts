@@ -15,6 +15,7 @@
  */
 
 import { type Address, type Hears, Line, type SocketClass, type Token } from "./room_line.js";
+import { spoken } from "./room_reading.js";
 import { type Acting, Guest } from "./room_rules.js";
 import {
   type ActionResult,
@@ -90,6 +91,9 @@ export function room<S = any>(url: string | URL, options: RoomOptions<S>): Table
 // The longest that a timer knows; a larger number would be none at all.
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
+// When to go on after something has thrown that should not have.
+const AGAIN_MS = 1_000;
+
 const WORLD: RoomWorld = {
   now: () => performance.now(),
   wall: Date.now,
@@ -117,6 +121,7 @@ export class Table<S = any> {
   #callOff: () => void = () => undefined;
   #isAdvancing = false;
   #isTold = false;
+  #told: RoomState<S> | null = null; // to those who listen
 
   constructor(url: string | URL, options: RoomOptions<S>) {
     this.#world = options.world ?? WORLD;
@@ -128,7 +133,7 @@ export class Table<S = any> {
 
   // --- how things stand -------------------------------------------------------------------------
 
-  /** The confirmed state, with the pending actions made already; null before there is one. */
+  /** The confirmed state, with our actions made already that are not in it; null before there is one. */
   get state(): S | null {
     return this.#guest.state as S | null;
   }
@@ -154,7 +159,7 @@ export class Table<S = any> {
     return this.#guest.status;
   }
 
-  /** How many of our actions the confirmed state does not show yet. */
+  /** How many of our actions are not answered, or not to be seen in the confirmed state yet. */
   get pending(): number {
     return this.#guest.pending;
   }
@@ -168,20 +173,20 @@ export class Table<S = any> {
 
   /** Call these for how things stand, and for what comes from now on. */
   listen(listener: RoomListener<S>): this {
-    const { status, version, viewer, pending, over } = this.#guest;
+    const { status, over } = this.#guest;
+    const state = this.#guest.version === null ? null : this.#told;
     this.#listeners.push(listener);
     call(() => listener.onStatus?.(status));
-    if (version !== null) {
-      const [state, confirmed] = [this.state as S, this.confirmed as S];
-      call(() => listener.onState?.({ state, confirmed, version, viewer, pending }));
-    }
+    if (state !== null) call(() => listener.onState?.(state));
     const error = over?.error ?? null;
     if (error !== null) call(() => listener.onError?.(error));
     return this;
   }
 
   #tell(news: News): void {
-    for (const listener of this.#listeners) call(() => told(listener, news));
+    if (news.type === "state") this.#told = news.state as RoomState<S>;
+    // Who listens from now on begins with this one.
+    for (const listener of [...this.#listeners]) call(() => told(listener, news));
   }
 
   // --- acting -----------------------------------------------------------------------------------
@@ -223,16 +228,23 @@ export class Table<S = any> {
     if (this.#isAdvancing) return; // by a listener: whoever called it goes on
     this.#isAdvancing = true;
     this.#callOff();
-    for (;;) {
-      const step = this.#guest.next(this.#world.now());
-      if (step.step === "wait") {
-        this.#callOff = this.#world.later(step.withinMs, () => this.#advance());
-        break;
+    // Whatever goes wrong, it comes back.
+    let withinMs: number | null = AGAIN_MS;
+    try {
+      for (;;) {
+        const step = this.#guest.next(this.#world.now());
+        if (step.step === "wait") {
+          withinMs = step.withinMs;
+          break;
+        }
+        if (step.step === "over") withinMs = null;
+        this.#do(step);
+        if (step.step === "over") break;
       }
-      this.#do(step);
-      if (step.step === "over") break;
+    } finally {
+      this.#isAdvancing = false;
+      if (withinMs !== null) this.#callOff = this.#world.later(withinMs, () => this.#advance());
     }
-    this.#isAdvancing = false;
   }
 
   #do(step: Exclude<RoomStep, { step: "wait" }>): void {
@@ -244,7 +256,7 @@ export class Table<S = any> {
         this.#hangUp();
         break;
       case "send":
-        this.#line?.say(JSON.stringify(step.message));
+        this.#line?.say(spoken(step.message));
         break;
       case "deliver":
         this.#tell(step.news);
@@ -275,8 +287,11 @@ export class Table<S = any> {
   #hearing(): Hears {
     const about = (line: Line, hear: (now: number) => void): void => {
       if (line !== this.#line) return;
-      hear(this.#world.now());
-      this.#advance();
+      try {
+        hear(this.#world.now());
+      } finally {
+        this.#advance();
+      }
     };
     return {
       opened: (line, token) => about(line, (now) => this.#guest.opened(now, token)),
@@ -326,6 +341,7 @@ function newWaiting(): Waiting {
   const promise = new Promise<ActionResult>((resolve, reject) => {
     settle = (answer) => (answer instanceof Error ? reject(answer) : resolve(answer));
   });
+  promise.catch(() => undefined); // whoever does not wait is not told; Node would end for it
   return { promise, settle };
 }
 

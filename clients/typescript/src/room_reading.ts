@@ -8,19 +8,20 @@ import { type Position, parsed } from "./rules.js";
 const SHORTEST_MS = 100;
 const LONGEST_ASKED_MS = 600_000;
 
-/** `requestId` is that of the question, if it is an answer. */
+/** `requestId` is that of the question, if it is an answer, or has come of one. */
 export interface Message {
   readonly kind: string;
   readonly requestId: string | null;
   readonly payload: Payload;
 }
 
-/** From one position to a later one. */
+/** From one position to a later one, by this request of ours, if it was one. */
 export interface RoomUpdate {
   readonly position: Position;
   readonly previous: Position;
   readonly patch: unknown;
   readonly events: readonly unknown[];
+  readonly requestId: string | null;
 }
 
 /** Null for what is no message. */
@@ -37,17 +38,22 @@ export function messageOf(said: unknown): Message | null {
   return { kind: type, requestId: typeof requestId === "string" ? requestId : null, payload };
 }
 
+/** As it goes over the line. */
+export function spoken(message: Payload): string {
+  return JSON.stringify(message);
+}
+
 export function isMapping(found: unknown): found is Payload {
   return typeof found === "object" && found !== null && !Array.isArray(found);
 }
 
-export function updateOf(payload: Payload): RoomUpdate | null {
+export function updateOf(payload: Payload, requestId: string | null): RoomUpdate | null {
   const position = positioned(payload, "stateVersion", "position");
   const previous = positioned(payload, "previousVersion", "previous");
   const { patch, events = [] } = payload;
   if (position === null || previous === null || previous.offset >= position.offset) return null;
   if (!Array.isArray(patch) || !Array.isArray(events)) return null;
-  return { position, previous, patch, events };
+  return { position, previous, patch, events, requestId };
 }
 
 export function presenceOf(payload: Payload): Presence | null {
@@ -65,7 +71,8 @@ export function positioned(payload: Payload, number: string, name: string): Posi
 
 /** A version; null for what is none, however much it looks like one. */
 export function whole(found: unknown): number | null {
-  return Number.isSafeInteger(found) && (found as number) >= 0 ? (found as number) : null;
+  // -0 is 0.
+  return Number.isSafeInteger(found) && (found as number) >= 0 ? (found as number) + 0 : null;
 }
 
 export function text(found: unknown, otherwise = ""): string {

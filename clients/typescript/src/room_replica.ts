@@ -9,7 +9,7 @@
  * The easy mistake is to compare what is no number: nothing is read of an update that is not whole.
  */
 
-import { PatchError, patched } from "./patches.js";
+import { patched } from "./patches.js";
 import { type RoomUpdate, positioned, text, updateOf } from "./room_reading.js";
 import { Backoff, type Emit, type Payload, type Reason, type RoomTerms } from "./room_values.js";
 import { type Position } from "./rules.js";
@@ -31,8 +31,11 @@ export interface ReplicaCalls {
   readonly newId: () => string;
   /** The state has changed: with this update, or null for a snapshot. */
   readonly moved: (update: RoomUpdate | null) => void;
-  /** Before that, if what was known of versions is over. */
-  readonly forked: () => void;
+  /**
+   * Before that, if what was known of versions is over: all of it, or, if this follows a join, what
+   * was known before.
+   */
+  readonly forked: (followsJoin: boolean) => void;
 }
 
 export class Replica {
@@ -46,6 +49,7 @@ export class Replica {
   readonly #backoff: Backoff;
   #isIn = false;
   #buffer: RoomUpdate[] = [];
+  #isBehind = false; // the last answer was older than what we have
   #wanted: Reason | null = null;
   #ask: Ask | null = null;
   #asks = 0;
@@ -68,13 +72,11 @@ export class Replica {
 
   // --- the connection ---------------------------------------------------------------------------
 
-  joined(now: number, resumed: boolean, head: Position | null, viewer: string | null): void {
+  joined(now: number, resumed: boolean, head: Position | null): void {
     this.#isIn = true;
     if (!resumed) {
       this.#ask = { id: null, at: this.position, until: now + this.#terms.resyncMs };
-    } else if (this.position === null || viewer !== this.viewer) {
-      // What is resumed is the view of somebody else: it is not for the state that we have.
-      this.position = this.state = null;
+    } else if (this.position === null) {
       this.want(now, "reconnect");
     } else {
       this.heard(now, head);
@@ -90,10 +92,15 @@ export class Replica {
     this.#settled();
   }
 
+  /** What we have is the view of somebody else. */
+  forget(): void {
+    this.position = this.state = this.viewer = null;
+  }
+
   // --- updates ----------------------------------------------------------------------------------
 
-  update(now: number, payload: Payload): void {
-    const found = updateOf(payload);
+  update(now: number, payload: Payload, requestId: string | null): void {
+    const found = updateOf(payload, requestId);
     const at = this.position;
     if (found === null) {
       this.want(now, "gap");
@@ -113,7 +120,8 @@ export class Replica {
 
   #keep(update: RoomUpdate): void {
     // The newest: older ones are in the snapshot that will come.
-    this.#buffer = [...this.#buffer, update].slice(-this.#terms.buffered);
+    const kept = [...this.#buffer, update];
+    this.#buffer = kept.slice(Math.max(0, kept.length - this.#terms.buffered));
   }
 
   #follow(now: number, update: RoomUpdate): void {
@@ -122,21 +130,22 @@ export class Replica {
       this.want(now, "gap");
       return;
     }
-    this.#asks = 0;
-    this.#backoff.reset();
-    this.#notBefore = -Infinity;
     this.#drain(now);
-    if (this.#buffer.length > 0) this.want(now, "gap");
-    else if (this.#wanted === "gap") this.#wanted = null;
+    if (this.#buffer.length > 0) {
+      // Not without a pause, if one was asked for already: what is kept may fit nowhere.
+      this.want(now, "gap");
+      return;
+    }
+    this.#asks = 0;
+    if (this.#wanted === "gap") this.#wanted = null;
   }
 
   #apply(now: number, update: RoomUpdate): boolean {
     let state: unknown;
     try {
       state = patched(this.state, update.patch);
-    } catch (error) {
-      if (error instanceof PatchError) return false;
-      throw error;
+    } catch {
+      return false; // whatever is wrong with it
     }
     this.#move(now, update.position, state);
     this.#calls.moved(update);
@@ -157,6 +166,7 @@ export class Replica {
   #move(now: number, position: Position, state: unknown): void {
     this.position = position;
     this.state = state;
+    this.#isBehind = false;
     // It gets nearer, or it is there.
     if (this.#head !== null && isAhead(this.#head, position)) this.#apartSince = now;
     else this.#settled();
@@ -185,15 +195,28 @@ export class Replica {
   #isWelcome(payload: Payload, position: Position, ask: Ask | null): boolean {
     if (this.position === null || position.offset >= this.position.offset) return true;
     if (ANOTHER.has(payload["reason"])) return true;
-    return ask !== null && (ask.id === null || isSame(ask.at, this.position));
+    if (ask === null || ask.id === null) return ask !== null;
+    return isSame(ask.at, this.position) && this.#isSaidTwice();
+  }
+
+  /**
+   * Whoever answers may have read it before what we were shown, but not twice: then what we were shown
+   * was taken back. Taken at once, events would be told again.
+   */
+  #isSaidTwice(): boolean {
+    const wasBehind = this.#isBehind;
+    this.#isBehind = true;
+    return wasBehind;
   }
 
   #take(now: number, payload: Payload, position: Position, ask: Ask | null): void {
     const isFirst = ask !== null && ask.id === null;
     if (isFirst || ANOTHER.has(payload["reason"]) || isFork(position, this.position)) {
-      this.#calls.forked();
+      this.#calls.forked(isFirst);
     }
     if (ask !== null) this.#ask = null;
+    // If there is another hole at once, it may be one that stays.
+    if (ask !== null && !isFirst && this.#wanted === "gap") this.#pause(now);
     if (this.#ask === null) this.#wanted = null;
     this.viewer = text(payload["viewer"]) || null;
     this.#move(now, position, payload["state"]);
@@ -204,11 +227,20 @@ export class Replica {
 
   /** Ask again, but not at once. */
   #notHelped(now: number): void {
-    this.#notBefore = now + this.#backoff.pauseMs();
+    this.#pause(now);
     this.want(now, this.#wanted ?? "gap");
   }
 
+  /** Not longer than it lasts already: what nobody asked for puts off no question for ever. */
+  #pause(now: number): void {
+    if (now >= this.#notBefore) this.#notBefore = now + this.#backoff.pauseMs();
+  }
+
   // --- asking -----------------------------------------------------------------------------------
+
+  get isAsking(): boolean {
+    return this.#ask !== null && this.#ask.id !== null;
+  }
 
   want(now: number, reason: Reason): void {
     this.#wanted ??= reason;

@@ -5,9 +5,13 @@
  * server says that nothing was decided. It ends with an answer, or when its time is up. Until the
  * confirmed state shows what came of it, it is shown on top of that. Nothing here waits or sends;
  * room_requests.py is its twin.
+ *
+ * The easy mistake is to show an action on top of a state that has it. An update says whose request
+ * has made it; of a snapshot nobody can tell what is in it. So what may have been sent before that is
+ * not shown on top of it until it is answered, and neither is what is asked again.
  */
 
-import { isMapping, spanMs, text, whole } from "./room_reading.js";
+import { isMapping, spanMs, spoken, text, whole } from "./room_reading.js";
 import {
   ActionError,
   ActionTimeoutError,
@@ -33,7 +37,10 @@ interface Request {
   readonly until: number;
   notBefore: number;
   isSent: boolean;
+  /** Or may have been, by whomever, under this id. */
   wasSent: boolean;
+  /** On top of a state that does not have it. */
+  isShown: boolean;
   /** From which on the confirmed state shows it. */
   version: number;
 }
@@ -56,12 +63,19 @@ export class Requests {
   readonly #options: RequestsOptions;
   readonly #backoff: Backoff;
   readonly #numbers = new Map<string, number | null>();
+  readonly #sent = new Set<string>(); // of those whose numbers are remembered
+  readonly #brought = new Set<string>(); // of those, too: others made them, and may have sent them
+  readonly #unanswered = new Set<string>(); // the last ones of this connection
   #seq: number | null;
   #isIn = false;
+  #isCurrent = true; // what is confirmed is of the history of this connection
+  #mostBytes: number | null = null;
   #queue: Request[] = [];
   #done: Request[] = []; // and not seen yet
   #reached = 0;
   #reachedAt = -Infinity;
+  #told = 0; // so far by this connection
+  #doneBefore: readonly Request[] = [];
 
   constructor(terms: RoomTerms, chance: () => number, options: RequestsOptions) {
     this.#terms = terms;
@@ -81,17 +95,39 @@ export class Requests {
 
   // --- asking -----------------------------------------------------------------------------------
 
-  /** The request on its way that is the same as this one. */
+  /**
+   * The request on its way that is the same as this one. Whoever names one that was asked before
+   * means that one, whatever is on its way for the same.
+   */
   twin(guard: string | null, requestId: string | null): string | null {
+    const isAgain = requestId !== null && this.#numbers.has(requestId);
     const isTwin = ({ id, guard: theirs }: Request): boolean =>
-      id === requestId || (guard !== null && theirs === guard);
+      id === requestId || (guard !== null && theirs === guard && !isAgain);
     return this.#queue.find(isTwin)?.id ?? null;
   }
 
-  add(now: number, id: string, action: Payload, guard: string | null): void {
-    const until = now + this.#terms.timeoutMs;
-    const unsent = { notBefore: -Infinity, isSent: false, wasSent: false, version: 0 };
-    this.#queue.push({ id, seq: this.#number(id), action, guard, until, ...unsent });
+  /** `isNew`: the id was made for it, and nobody has had it before. */
+  add(now: number, id: string, action: Payload, guard: string | null, isNew: boolean): void {
+    if (!isNew && !this.#numbers.has(id)) {
+      this.#brought.add(id);
+    } else if (!this.#sent.has(id)) {
+      this.#numbers.delete(id); // nobody has seen it, and later ones may have been taken
+    }
+    const wasSent = this.#sent.has(id) || this.#brought.has(id);
+    const request: Request = {
+      id,
+      action,
+      guard,
+      until: now + this.#terms.timeoutMs,
+      notBefore: -Infinity,
+      isSent: false,
+      wasSent,
+      isShown: !wasSent,
+      version: 0,
+      seq: this.#number(id),
+    };
+    if (this.#isTooLarge(request)) return;
+    this.#queue.push(request);
     this.#options.changed();
     this.#pursue(now);
   }
@@ -101,9 +137,32 @@ export class Requests {
       if (this.#seq !== null) this.#seq += 1;
       this.#numbers.set(id, this.#seq);
     }
-    const [oldest] = this.#numbers.keys();
-    if (this.#numbers.size > REMEMBERED && oldest !== undefined) this.#numbers.delete(oldest);
+    if (this.#numbers.size > REMEMBERED) {
+      this.#forgetNumbers(new Set([id, ...this.#queue.map((request) => request.id)]));
+    }
     return this.#numbers.get(id) ?? null;
+  }
+
+  /** The oldest, but none that is on its way. */
+  #forgetNumbers(needed: ReadonlySet<string>): void {
+    for (const oldest of [...this.#numbers.keys()].filter((each) => !needed.has(each))) {
+      if (this.#numbers.size <= REMEMBERED) return;
+      this.#numbers.delete(oldest);
+      this.#sent.delete(oldest);
+      this.#brought.delete(oldest);
+    }
+  }
+
+  /** If it is, it is settled: the server would not even say to whom it says so. */
+  #isTooLarge(request: Request): boolean {
+    const most = this.#mostBytes;
+    if (most === null) return false;
+    const size = new TextEncoder().encode(spoken(this.#message(request))).length;
+    if (size <= most) return false;
+    const said = `the message has ${size} bytes, and the server takes ${most}`;
+    const answer = new ActionError("TOO_LARGE", said, request.id, request.wasSent);
+    this.#options.emit({ step: "settle", requestId: request.id, answer });
+    return true;
   }
 
   #pursue(now: number): void {
@@ -111,6 +170,10 @@ export class Requests {
     if (!this.#isIn || first === undefined || first.isSent || now < first.notBefore) return;
     first.isSent = true;
     first.wasSent = true;
+    this.#sent.add(first.id);
+    this.#unanswered.add(first.id);
+    const [oldest] = this.#unanswered;
+    if (this.#unanswered.size > REMEMBERED && oldest !== undefined) this.#unanswered.delete(oldest);
     this.#options.emit({ step: "send", message: this.#message(first) });
   }
 
@@ -122,14 +185,23 @@ export class Requests {
 
   // --- the connection ---------------------------------------------------------------------------
 
-  joined(now: number): void {
+  /** `mostBytes` of a message, if the server has said so. */
+  joined(now: number, mostBytes: number | null, resumed: boolean): void {
     this.#isIn = true;
+    this.#isCurrent = resumed;
+    this.#told = 0;
+    this.#doneBefore = this.#done;
+    this.#mostBytes = mostBytes;
+    const count = this.#queue.length;
+    this.#queue = this.#queue.filter((request) => !this.#isTooLarge(request));
+    if (this.#queue.length < count) this.#options.changed();
     this.#pursue(now);
   }
 
   /** What was sent may not have come, or its answer may not: it is sent again. */
   lost(): void {
     this.#isIn = false;
+    this.#unanswered.clear();
     for (const request of this.#queue) request.isSent = false;
   }
 
@@ -137,10 +209,14 @@ export class Requests {
 
   /** The answer to a request; `at` is the version that is confirmed. */
   result(now: number, requestId: string | null, payload: Payload, at: number): void {
-    const request = this.#queue.find(({ id }) => id === requestId);
-    if (request === undefined) return;
     const version = whole(payload["stateVersion"]) ?? 0;
     const { error, reply = null, action = null } = payload;
+    const request = this.#answered(requestId);
+    if (request === undefined) {
+      // Too late to be told, but that far it is.
+      if (this.#numbers.has(requestId ?? "")) this.#reach(now, version);
+      return;
+    }
     if (payload["success"] !== true) {
       this.#failed(now, request, isMapping(error) ? error : {}, version);
       return;
@@ -150,20 +226,32 @@ export class Requests {
     const cached = payload["cached"] === true;
     const answer = { requestId: request.id, reply, version, cached, action };
     this.#options.emit({ step: "settle", requestId: request.id, answer });
-    if (version > at) {
+    const wasShown = request.isShown;
+    request.isShown = wasShown || this.#isCurrent;
+    if (version > at || !this.#isCurrent) {
       request.version = version;
-      this.#done.push(request);
-    } else {
-      this.#options.changed();
+      this.#done = [...this.#done, request];
     }
+    if (!wasShown || !this.#done.includes(request)) this.#options.changed();
     this.#next(now);
   }
 
   /** A request was answered with an error that is no result: was it ours? */
   refused(now: number, requestId: string | null, error: Payload): boolean {
-    const request = this.#queue.find(({ id }) => id === requestId);
+    const request = this.#answered(requestId);
     if (request !== undefined) this.#failed(now, request, error, 0);
     return request !== undefined;
+  }
+
+  #answered(requestId: string | null): Request | undefined {
+    this.#unanswered.delete(requestId ?? "");
+    return this.#queue.find(({ id }) => id === requestId);
+  }
+
+  /** The one request that the server may be talking of, if there is one and no other. */
+  unanswered(): string | null {
+    const [only, ...others] = this.#unanswered;
+    return only === undefined || others.length > 0 ? null : only;
   }
 
   #failed(now: number, request: Request, error: Payload, version: number): void {
@@ -193,6 +281,7 @@ export class Requests {
   }
 
   #reach(now: number, version: number): void {
+    this.#told = Math.max(this.#told, version);
     if (version <= this.#reached) return;
     this.#reached = version;
     this.#reachedAt = now;
@@ -200,15 +289,30 @@ export class Requests {
 
   // --- what is shown ----------------------------------------------------------------------------
 
-  /** The confirmed state is this far. */
-  seen(version: number): void {
-    this.#done = this.#done.filter((request) => request.version > version);
+  /** The confirmed state is this far, by what was done for this request. */
+  updated(version: number, requestId: string | null): void {
+    this.#isCurrent = true;
+    this.#done = this.#done.filter((each) => each.version > version && each.id !== requestId);
+    for (const request of this.#done) request.isShown = true;
+    for (const request of this.#queue) request.isShown &&= request.id !== requestId;
+  }
+
+  /** The confirmed state is this far, and may have whatever was sent. */
+  replaced(version: number): void {
+    this.updated(version, null);
+    for (const request of this.#queue) request.isShown &&= !request.wasSent;
   }
 
   /** What was done may have been taken back: the confirmed state is all that counts. */
   forget(): void {
     this.#done = [];
-    this.#reached = 0;
+    this.#reached = this.#told = 0;
+  }
+
+  /** The same for what was told by connections before; what this one has told is so. */
+  forgetBefore(): void {
+    this.#done = this.#done.filter((request) => !this.#doneBefore.includes(request));
+    this.#reached = this.#told;
   }
 
   /**
@@ -226,7 +330,7 @@ export class Requests {
     const { optimistic } = this.#options;
     if (optimistic === null) return confirmed;
     let state = confirmed;
-    for (const { action } of [...this.#done, ...this.#queue]) {
+    for (const { action } of [...this.#done, ...this.#queue].filter(({ isShown }) => isShown)) {
       try {
         // A copy: whoever changes what they are given changes nothing here.
         state = optimistic(structuredClone(state), structuredClone(action));
@@ -262,5 +366,6 @@ export class Requests {
     for (const { id } of queue) {
       this.#options.emit({ step: "settle", requestId: id, answer: error });
     }
+    if (queue.length > 0) this.#options.changed();
   }
 }

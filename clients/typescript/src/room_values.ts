@@ -14,7 +14,10 @@ export class RoomError extends Error {
   }
 }
 
-/** The server has refused an action: nothing was changed by it. `code` says why. */
+/**
+ * An action was refused: nothing was changed by it. `code` says why. By the server; or, if `wasSent`
+ * is false, before it was sent: the server would not take it.
+ */
 export class ActionError extends Error {
   override readonly name = "ActionError";
 
@@ -23,14 +26,16 @@ export class ActionError extends Error {
     /** What the server said besides. */
     readonly detail: string,
     readonly requestId: string,
+    readonly wasSent = true,
   ) {
     super(detail === "" ? code : `${code}: ${detail}`);
   }
 }
 
 /**
- * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action. To ask
- * again, and not to do it twice: `act(action, { requestId: error.requestId })`.
+ * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action; it is
+ * false only of what was never sent under this id, as far as this client can know. To ask again, and
+ * not to do it twice: `act(action, { requestId: error.requestId })`.
  */
 export class ActionTimeoutError extends Error {
   override readonly name = "TimeoutError";
@@ -53,7 +58,7 @@ export type RoomStatus = "connecting" | "open" | "waiting" | "closed" | "failed"
 
 /** How the table looks now. It is not yours to change. */
 export interface RoomState<S = unknown> {
-  /** The confirmed state with the pending actions of this client made already. */
+  /** The confirmed state, with the actions of this client made already that are not in it. */
   readonly state: S;
   /** What the server says, at this version. */
   readonly confirmed: S;

@@ -404,6 +404,84 @@ playing(
   },
 );
 
+playing(
+  "who does not wait for an answer is not told",
+  [
+    async (seat) => {
+      await seat.show(5, 5);
+      const { requestId } = await seat.hear("ACTION_REQUEST");
+      await seat.say(result({ version: 5, error: { code: "INVALID" } }), requestId);
+      await seat.hear("ACTION_REQUEST");
+      await seat.stay();
+    },
+  ],
+  {},
+  async (table) => {
+    const thrown = [];
+    const before = process.listeners("unhandledRejection");
+    process.removeAllListeners("unhandledRejection");
+    process.on("unhandledRejection", (error) => thrown.push(error.message));
+    const { at } = hearing(table);
+    await at(5);
+    table.act(ACTION);
+    while (table.pending > 0) await new Promise(setImmediate);
+    table.act(ACTION);
+    table.close();
+    await new Promise(setImmediate);
+    process.removeAllListeners("unhandledRejection");
+    for (const listener of before) process.on("unhandledRejection", listener);
+    assert.deepEqual(thrown, []);
+  },
+);
+
+playing(
+  "who closes while being told something is told nothing more, but that it is closed",
+  [
+    async (seat) => {
+      await seat.show(5, 5);
+      await seat.say(update({ from: 5, to: 6, patch: [[[], 6]], events: ["a", "b"] }));
+      await seat.stay();
+    },
+  ],
+  {},
+  async (table) => {
+    table.listen({ onState: ({ version }) => version === 6 && table.close() });
+    const { got, until } = hearing(table);
+    const answer = assert.rejects(table.act(ACTION), { code: "CLOSED" });
+    await until(([, news]) => news === "closed");
+    await answer;
+    assert.deepEqual([got.at(-2)[0], got.at(-2)[1].version], ["state", 6]);
+    assert.deepEqual(got.at(-1), ["status", "closed"]);
+  },
+);
+
+playing(
+  "who listens from within a listener begins with what is told just now, and is told it once",
+  [
+    async (seat) => {
+      await seat.show(5, 5);
+      const [six, seven] = [update({ from: 5, to: 6, patch: [[[], 6]] }), update({ from: 6, to: 7, patch: [[[], 7]] })];
+      await seat.say(six);
+      await seat.say(seven);
+      await seat.stay();
+    },
+  ],
+  {},
+  async (table) => {
+    const got = [];
+    let isIn = false;
+    const onState = ({ version }) => {
+      if (version !== 6 || isIn) return;
+      isIn = true;
+      table.listen({ onState: (state) => got.push(state.version) });
+    };
+    table.listen({ onState });
+    const { until } = hearing(table);
+    await until(([type, news]) => type === "state" && news.version === 7);
+    assert.deepEqual(got, [6, 7]);
+  },
+);
+
 playing("what cannot be said is refused", [stays], {}, async (table) => {
   const circle = { actionType: "a" };
   circle.self = circle;

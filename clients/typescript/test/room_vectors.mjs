@@ -32,9 +32,15 @@ function at(place) {
   return { stateVersion: versionOf(place), position: cursorOf(place) };
 }
 
-export function joined({ resumed = false, head = 0, viewer = null, heartbeat_ms = 15_000 }) {
+export function joined({
+  resumed = false,
+  head = 0,
+  viewer = null,
+  heartbeat_ms = 15_000,
+  message_bytes: messageBytes,
+}) {
   const told = { viewer, head: cursorOf(head), stateVersion: versionOf(head), serverTime: 1 };
-  return message("JOINED", { ...told, heartbeatMs: heartbeat_ms, resumed });
+  return message("JOINED", { ...told, heartbeatMs: heartbeat_ms, resumed, messageBytes });
 }
 
 export function snapshot({ version, state, reason = "join", viewer = null }) {
@@ -87,7 +93,8 @@ export class Walk {
   withinMs = 0;
 
   constructor(options, chance) {
-    const { at: from, state, viewer = null, enabled_when = {}, optimistic, buffered, ...rest } = options;
+    const { at: from, state, viewer = null, message_bytes, ...others } = options;
+    const { enabled_when = {}, optimistic, buffered, ...rest } = others;
     this.chance = chance;
     this.enabledWhen = enabled_when;
     this.guest = new Guest({
@@ -103,7 +110,7 @@ export class Walk {
     this.advance();
     if (from === undefined) return;
     this.take({ connect: null });
-    this.take({ joined: { head: from, viewer } });
+    this.take({ joined: { head: from, viewer, message_bytes } });
     this.take({ snapshot: { version: from, state, viewer } });
     this.seen = [];
     this.became = [];
@@ -302,7 +309,9 @@ function settled(answer) {
     assert(answer.message.includes(answer.requestId) || !answer.wasSent);
     return { unanswered: answer.wasSent ? "sent" : "never sent" };
   }
-  if (answer instanceof ActionError) return { refused: answer.code };
+  if (answer instanceof ActionError) {
+    return { refused: answer.code, ...(answer.wasSent ? {} : { never_sent: true }) };
+  }
   if (answer instanceof RoomError) return { ended: answer.code };
   const found = { done: answer.reply, version: answer.version };
   return answer.cached ? { ...found, cached: true } : found;

@@ -26,23 +26,61 @@ function drawFelt(table, result) {
   if (pots.length > 1) at("pot").append(made("small", ` (${pots.join(" + ")})`));
   const board = [...table.board, ...Array(5 - table.board.length).fill("")];
   fill(at("board"), board, (card) => (card ? cardOf(card, "li") : made("li", "", "empty")));
-  const ready = table.seats.filter((seat) => seat && seat.stack > 0 && !seat.away).length;
-  at("said").className = result ? "result" : "";
-  at("said").textContent = result ? told(result) : ready < 2 ? "Two are needed to play." : "";
+  at("said").hidden = !result;
+  at("said").textContent = result ? told(result) : "";
 }
 
 /** Who won, how much, and with what. */
 export function told({ pots, shown }) {
-  const won = {};
+  const won = new Map(); // not an object, in which everybody called "constructor" has won already
   for (const pot of pots) {
-    for (const [user, amount] of Object.entries(pot.won)) won[user] = (won[user] ?? 0) + amount;
+    for (const [user, amount] of Object.entries(pot.won)) won.set(user, (won.get(user) ?? 0) + amount);
   }
-  return Object.entries(won)
+  return [...won]
     .map(([user, amount]) => {
-      const says = shown[user]?.says;
+      const says = Object.hasOwn(shown, user) ? shown[user].says : "";
       return `${user} wins ${amount}${says ? `: ${says}` : ""}`;
     })
     .join(", ");
+}
+
+// --- what is waited for -------------------------------------------------------------------------
+
+/** In words, and how long at most, if that is known. */
+export function drawWait(table, user, leftMs) {
+  const [words, left] = at("wait").children;
+  const seconds = Math.max(0, Math.ceil(leftMs / 1000));
+  const isDeal = table.turn && !isPlaying(table);
+  write(words, waitsFor(table, user));
+  if (!table.turn) write(left, "");
+  else if (isDeal) write(left, seconds ? `in ${seconds} s` : "now");
+  else write(left, table.actor && seconds ? `· ${seconds} s` : "");
+}
+
+export function waitsFor(table, user) {
+  if (isPlaying(table)) {
+    if (!table.actor) return ""; // our own click is on its way
+    return table.actor === user ? "Your turn" : `Waiting for ${table.actor}`;
+  }
+  if (table.turn) return table.hand ? "Next hand" : "First hand";
+  return table.seats.some(isReady) ? "Waiting for a second player" : "Waiting for two players";
+}
+
+/** What somebody at the table should know, or do. */
+export function advice(table, user) {
+  const seat = table.seats[seatOf(table, user)];
+  if (!seat) return table.seats.includes(null) ? "Take a seat." : "All seats are taken: watch until one is free.";
+  if (seat.leaving) return "You leave when this hand is over.";
+  if (seat.away) return "You sit out until you say that you are back.";
+  if (seat.stack === 0 && !(isPlaying(table) && seat.isIn)) return "You have no chips left: buy some to be dealt in.";
+  return isPlaying(table) && table.cards.length === 0 ? "You play from the next hand on." : "";
+}
+
+const isReady = (seat) => seat && seat.stack > 0 && !seat.away && !seat.leaving;
+
+/** Only what is new: whoever listens to a page would hear it ten times a second. */
+function write(item, text) {
+  if (item.textContent !== text) item.textContent = text;
 }
 
 // --- seats --------------------------------------------------------------------------------------
@@ -69,8 +107,14 @@ function drawSeats(table, user, result, sit) {
     item.querySelector(".stack").dataset.stack = seat?.stack ?? "";
     item.querySelector(".note").textContent = isEmpty ? "" : noteOf(table, seat);
     item.querySelector(".bet").textContent = seat?.bet || "";
-    fill(item.querySelector(".hand"), seat?.cards ?? [], (card) => cardOf(card));
+    drawHand(item.querySelector(".hand"), seat?.cards ?? [], number === mine ? table.cards : []);
   });
+}
+
+/** One's own can be looked at again when they were given up. */
+function drawHand(box, cards, own) {
+  fill(box, cards.length ? cards : own, (card) => cardOf(card));
+  box.classList.toggle("folded", cards.length === 0);
 }
 
 function newSeat(number, sit) {
@@ -87,7 +131,7 @@ function noteOf(table, seat) {
   if (seat.leaving) return " leaves";
   if (seat.away) return " is away";
   if (isPlaying(table) && seat.isIn && seat.stack === 0) return " all in";
-  if (seat.stack === 0) return " has no chips";
+  if (seat.stack === 0) return " no chips";
   return isPlaying(table) && !seat.isIn ? " is out" : "";
 }
 

@@ -3,28 +3,34 @@
 
 import { button } from "./client/button.js";
 import { room } from "./client/room.js";
-import { draw, drawClock, made, seatOf } from "./draw.js";
+import { ActionTimeoutError } from "./client/room_values.js";
+import { advice, draw, drawClock, drawWait, made, seatOf } from "./draw.js";
 import { guess } from "./guess.js";
 import { Wire } from "./wire.js";
 
 const BUY_IN = 2_000;
 const TICK_MS = 100;
+const TROUBLE_MS = 5_000; // long enough to read it
 
 const at = (id) => document.getElementById(id);
 const asked = new URLSearchParams(location.search);
-const tableId = asked.get("table") ?? "main";
+const tableId = asked.get("table") || "main";
 
 let user = null; // who we are; null for those who only watch
 let table = null; // the client
 let moves = null; // what can be done in one's turn, and once
 let seen = null; // how the table stands; also window.seen, for whoever wants to check
 let result = null; // of the hand that is over
+let trouble = ""; // why the last thing was not done,
+let troubleAt = 0; // and since when that is shown
 
 // --- coming in ----------------------------------------------------------------------------------
 
 function start() {
-  const name = asked.get("name") ?? sessionStorage.getItem("poker:name");
-  if (asked.has("watch") || sessionStorage.getItem("poker:watch")) enter(null);
+  const kept = (name) => sessionStorage.getItem(`poker:${name}`);
+  const isNamed = asked.has("name") || asked.has("watch"); // by a link, which says more than we know
+  const name = isNamed ? asked.get("name") : kept("name");
+  if (isNamed ? asked.has("watch") : kept("watch")) enter(null);
   else if (name) enter(name);
   else at("enter").hidden = false;
 }
@@ -32,7 +38,6 @@ function start() {
 function enter(name) {
   user = name;
   at("enter").hidden = true;
-  at("acts").hidden = user === null;
   at("out").textContent = user === null ? "Stop watching" : `I am not ${user}`;
   for (const each of [document.querySelector("main"), at("kill"), at("out")]) each.hidden = false;
   table = room("/rooms", {
@@ -49,10 +54,26 @@ function enter(name) {
     onResult: (told) => ((result = told.result), show()),
     onPresence: ({ users, spectators }) => drawHere(users, spectators),
     onStatus: line,
-    onTrouble: ({ message }) => hint(message, true),
-    onError: (error) => hint(error.message, true),
+    onTrouble: ({ message }) => hint(message),
+    onError: ended,
   });
 }
+
+/** We may not stay, or never came in: with another name we might. */
+function ended(error) {
+  if (error.code !== "UNAUTHORIZED") {
+    at("line").querySelector("span").textContent = `${LINES.failed}: ${error.message}`;
+    return;
+  }
+  sessionStorage.clear();
+  for (const each of [document.querySelector("main"), at("kill"), at("out")]) each.hidden = true;
+  at("name").value = user ?? "";
+  at("refused").textContent = "This name cannot be had: one to twenty letters, digits or signs.";
+  at("enter").hidden = false;
+}
+
+/** Where this table is, whoever comes. */
+const here = () => location.pathname + (asked.has("table") ? `?table=${encodeURIComponent(tableId)}` : "");
 
 // --- showing ------------------------------------------------------------------------------------
 
@@ -64,6 +85,15 @@ function show() {
   document.body.dataset.hand = state.hand;
   draw(state, user, result, sit);
   drawActs(state);
+  drawHint();
+  drawTitle(state);
+  tick();
+}
+
+/** Which of the tabs it is, and whether it is wanted. */
+function drawTitle(state) {
+  const isTurn = user !== null && state.actor === user;
+  document.title = `${isTurn ? "Your turn: " : ""}${user ?? "Watching"} · Hold'em`;
 }
 
 const LINES = {
@@ -76,10 +106,11 @@ const LINES = {
 
 function line(status = table.status) {
   const server = status === "open" && Wire.server ? ` to ${Wire.server}` : "";
-  at("line").dataset.status = status;
+  document.body.dataset.status = at("line").dataset.status = status;
   at("line").dataset.server = Wire.server ?? "";
   at("line").querySelector("span").textContent = LINES[status] + server;
   at("kill").disabled = status !== "open";
+  drawHint();
 }
 Wire.onServer = () => line();
 
@@ -118,13 +149,27 @@ function tell(event) {
   at("story").scrollTop = at("story").scrollHeight;
 }
 
-function hint(words, isBad = false) {
-  at("hint").textContent = words;
-  at("hint").classList.toggle("bad", isBad);
+function hint(words) {
+  trouble = words;
+  troubleAt = Date.now();
+  drawHint();
+}
+
+function drawHint() {
+  if (seen === null) return;
+  const isHeld = seen.pending > 0 && table.status !== "open";
+  const words = isHeld ? "It is sent as soon as there is a connection." : advice(seen.state, user);
+  at("hint").textContent = trouble || words;
+  at("hint").classList.toggle("bad", trouble !== "");
 }
 
 function tick() {
-  if (seen?.state.until) drawClock(seen.state, seen.state.until - Wire.now(), seen.state.turnMs);
+  if (seen === null) return;
+  if (trouble && Date.now() > troubleAt + TROUBLE_MS) hint("");
+  const { state } = seen;
+  const leftMs = (state.until ?? 0) - Wire.now();
+  drawClock(state, leftMs, state.turnMs);
+  drawWait(state, user, leftMs);
 }
 
 // --- doing --------------------------------------------------------------------------------------
@@ -143,8 +188,15 @@ async function heard(answer) {
   try {
     await answer;
   } catch (error) {
-    hint(error.detail || error.message, true);
+    hint(sorry(error));
   }
+}
+
+function sorry(error) {
+  if (!(error instanceof ActionTimeoutError)) return error.detail || error.message;
+  return error.wasSent
+    ? "There was no answer. The table will show what became of it."
+    : "There was no connection, and nothing was done. Try again.";
 }
 
 const sit = (seat) => act("sit", { seat, buyIn: BUY_IN });
@@ -153,6 +205,7 @@ function drawActs(state) {
   const seat = state.seats[seatOf(state, user)];
   const { call = 0, raise = null } = state.can ?? {};
   const isTurn = moves.isEnabled;
+  at("acts").hidden = user === null;
   at("acts").classList.toggle("seatless", !seat);
   const highest = Math.max(0, ...state.seats.map((each) => each?.bet ?? 0));
   at("fold").disabled = !isTurn || call === 0;
@@ -162,6 +215,7 @@ function drawActs(state) {
   at("raise").dataset.kind = highest ? "raise" : "bet";
   for (const each of document.querySelectorAll(".amount *")) each.disabled = at("raise").disabled;
   if (isTurn && raise) drawAmount(state, raise);
+  else at("raise").textContent = highest ? "Raise" : "Bet";
   drawMore(state, seat);
 }
 
@@ -169,8 +223,16 @@ function drawAmount(state, [least, most]) {
   const slider = at("amount");
   if (slider.dataset.turn !== state.turn) {
     Object.assign(slider, { min: least, max: most, value: least });
+    Object.assign(at("exact"), { min: least, max: most, value: least });
     slider.dataset.turn = state.turn;
   }
+  drawRaise();
+}
+
+/** The slider keeps to what is possible; what is typed may not, before one has finished. */
+function choose(amount) {
+  at("amount").value = amount;
+  at("exact").value = at("amount").value;
   drawRaise();
 }
 
@@ -201,15 +263,21 @@ const PARTS = {
   max: ({ max }) => max,
 };
 
-at("amount").oninput = drawRaise;
+at("amount").oninput = () => choose(at("amount").value);
+at("exact").oninput = () => {
+  const typed = at("exact").valueAsNumber; // a slider that is told nothing goes to the middle
+  at("amount").value = Number.isNaN(typed) ? at("amount").min : typed;
+  drawRaise();
+};
+at("exact").onchange = () => choose(at("amount").value);
+at("exact").onfocus = () => at("exact").select();
 for (const each of document.querySelectorAll("[data-part]")) {
   each.onclick = () => {
     const highest = Math.max(...seen.state.seats.map((seat) => seat?.bet ?? 0));
     const pot = Number(at("pot").dataset.pot);
     const more = PARTS[each.dataset.part](at("amount"), pot, seen.state.can.call);
     const isSpan = ["min", "max"].includes(each.dataset.part);
-    at("amount").value = isSpan ? more : Math.round(highest + more);
-    drawRaise();
+    choose(isSpan ? more : Math.round(highest + more));
   };
 }
 
@@ -221,19 +289,23 @@ for (const name of ["deal", "back", "away", "leave"]) {
 }
 document.querySelector(".more [data-act=buy]").onclick = () => act("buy", { amount: BUY_IN });
 at("kill").onclick = () => Wire.kill();
+at("acts").onsubmit = (event) => event.preventDefault(); // Enter in the amount is no click
 
 at("enter").onsubmit = (event) => {
   event.preventDefault();
-  sessionStorage.setItem("poker:name", at("name").value);
-  enter(at("name").value);
+  const name = at("name").value.trim();
+  sessionStorage.setItem("poker:name", name);
+  history.replaceState(null, "", here()); // loaded again, we are who we are now
+  enter(name);
 };
 at("watch").onclick = () => {
   sessionStorage.setItem("poker:watch", "1");
+  history.replaceState(null, "", here());
   enter(null);
 };
 at("out").onclick = () => {
   sessionStorage.clear();
-  location.href = location.pathname + (asked.has("table") ? `?table=${tableId}` : "");
+  location.href = here();
 };
 
 setInterval(tick, TICK_MS);

@@ -20,7 +20,6 @@ The easy mistake is to act again after a timeout without the `request_id` that i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import string
@@ -33,6 +32,7 @@ from weakref import WeakSet
 from semel.client.flow import World, place_of
 from semel.client.room_line import Address, Line, Token, address_of, websockets
 from semel.client.room_listener import Listener
+from semel.client.room_reading import spoken
 from semel.client.room_requests import Optimistic
 from semel.client.room_rules import Guest
 from semel.client.room_values import (
@@ -163,7 +163,7 @@ class Table:
 
     @property
     def state(self) -> Any:
-        """The confirmed state, with the pending actions made already; None before there is one."""
+        """The confirmed state, with our actions that are not in it; None before there is one."""
         return self._guest.state
 
     @property
@@ -189,7 +189,7 @@ class Table:
 
     @property
     def pending(self) -> int:
-        """How many of our actions the confirmed state does not show yet."""
+        """How many of our actions are not answered, or not to be seen yet."""
         return self._guest.pending
 
     @property
@@ -219,8 +219,10 @@ class Table:
         if answer is None:
             answer = self._answers[id] = asyncio.get_running_loop().create_future()
         self._advance()
-        # Whoever stops waiting takes nothing back.
-        return asyncio.shield(answer)
+        # Whoever stops waiting takes nothing back, and whoever never does is not told.
+        waiting = asyncio.shield(answer)
+        waiting.add_done_callback(_heard)
+        return waiting
 
     def request_snapshot(self) -> None:
         """Ask for the whole state anew."""
@@ -290,7 +292,7 @@ class Table:
                 self._hang_up()
             case Send(message=message):
                 assert self._line is not None
-                self._line.say(json.dumps(message, separators=(",", ":")))
+                self._line.say(spoken(message))
             case Deliver(news=news):
                 self._tell(news)
             case Settle(request_id=id, answer=answer):
@@ -324,7 +326,7 @@ class Table:
             return
         if isinstance(answer, Exception):
             waiting.set_exception(answer)
-            waiting.exception()  # whoever has not waited does not want to know
+            _heard(waiting)
         else:
             waiting.set_result(answer)
 
@@ -361,6 +363,12 @@ class Table:
         level = logging.WARNING if self._misses == 1 else logging.INFO
         place, guest = place_of(self._address.url), self._guest
         log.log(level, said, place, guest.table_id, step.after_s, guest.cursor, why)
+
+
+def _heard(answer: asyncio.Future[ActionResult]) -> None:
+    """Or Python would complain of an error that nobody wanted to know."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 # --- buttons ------------------------------------------------------------------------------------

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from semel.client.room_reading import whole
+
 __all__ = ["PatchError", "patched"]
 
 # Nobody's state is deeper, and Python's own stack ends somewhere behind it.
 DEEPEST: Final = 200
+
+# What it names is not said: anything may be there, of any size.
+NOWHERE: Final = "there is no such place"
 
 
 class PatchError(ValueError):
@@ -23,14 +28,14 @@ def patched(state: Any, patch: Any) -> Any:
     for operation in _list(patch):
         path, *value = _list(operation) or [None]
         if len(value) > 1 or len(_list(path)) > DEEPEST:
-            raise PatchError(f"no operation: {operation!r}")
+            raise PatchError("no operation")
         state = _with(state, path, value)
     return state
 
 
 def _list(found: Any) -> list[Any]:
     if not isinstance(found, list):
-        raise PatchError(f"no list: {found!r}")
+        raise PatchError("no list")
     return found
 
 
@@ -42,14 +47,15 @@ def _with(state: Any, path: list[Any], value: list[Any]) -> Any:
     key, rest = path[0], path[1:]
     if isinstance(state, dict) and isinstance(key, str):
         return _in_mapping(state, key, rest, value)
-    if isinstance(state, list) and type(key) is int and 0 <= key <= len(state):
-        return _in_list(state, key, rest, value)
-    raise PatchError(f"there is no {key!r} here")
+    index = whole(key)
+    if isinstance(state, list) and index is not None and index <= len(state):
+        return _in_list(state, index, rest, value)
+    raise PatchError(NOWHERE)
 
 
 def _in_mapping(state: dict[str, Any], key: str, rest: list[Any], value: list[Any]) -> Any:
     if key not in state and (rest or not value):
-        raise PatchError(f"there is no {key!r} here")
+        raise PatchError(NOWHERE)
     copy = dict(state)
     if not rest and not value:
         del copy[key]
@@ -60,7 +66,7 @@ def _in_mapping(state: dict[str, Any], key: str, rest: list[Any], value: list[An
 
 def _in_list(state: list[Any], index: int, rest: list[Any], value: list[Any]) -> Any:
     if index == len(state) and (rest or not value):
-        raise PatchError(f"there is no {index} here")
+        raise PatchError(NOWHERE)
     copy = list(state)
     if not rest and not value:
         del copy[index]

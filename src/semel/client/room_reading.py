@@ -19,7 +19,7 @@ LARGEST: Final = 2**53 - 1
 
 @value
 class Message:
-    """`request_id` is that of the question, if it is an answer."""
+    """`request_id` is that of the question, if it is an answer, or has come of one."""
 
     kind: str
     request_id: str | None
@@ -28,12 +28,13 @@ class Message:
 
 @value
 class Update:
-    """From one position to a later one."""
+    """From one position to a later one, by this request of ours, if it was one."""
 
     position: Position
     previous: Position
     patch: Any
     events: list[Any]
+    request_id: str | None
 
 
 def message_of(said: str | bytes) -> Message | None:
@@ -54,7 +55,17 @@ def _refused(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def update_of(payload: Payload) -> Update | None:
+def spoken(message: Payload) -> str:
+    """As it goes over the line: a letter is a letter, as a browser sends it."""
+    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of one: the server says what it thinks of that
+        return json.dumps(message, separators=(",", ":"))
+    return text
+
+
+def update_of(payload: Payload, request_id: str | None) -> Update | None:
     position = positioned(payload, "stateVersion", "position")
     previous = positioned(payload, "previousVersion", "previous")
     patch, events = payload.get("patch"), payload.get("events", [])
@@ -62,7 +73,7 @@ def update_of(payload: Payload) -> Update | None:
         return None
     if not isinstance(patch, list) or not isinstance(events, list):
         return None
-    return Update(position, previous, patch, events)
+    return Update(position, previous, patch, events, request_id)
 
 
 def presence_of(payload: Payload) -> Presence | None:

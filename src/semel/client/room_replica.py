@@ -39,7 +39,8 @@ class Ask:
 class Replica:
     """`moved` is called when the state has changed: with the update, or None for a snapshot.
 
-    `forked` is called before that if what was known of versions is over. `new_id` names requests.
+    `forked` is called before that if what was known of versions is over: all of it, or, if it is
+    told that this follows a join, what was known before. `new_id` names requests.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Replica:
         emit: Emit,
         new_id: Callable[[], str],
         moved: Callable[[Update | None], None],
-        forked: Callable[[], None],
+        forked: Callable[[bool], None],
     ) -> None:
         self.position: Position | None = None
         self.state: Any = None
@@ -66,6 +67,7 @@ class Replica:
         self._backoff = Backoff(terms, chance)
         self._is_in = False
         self._buffer: list[Update] = []
+        self._is_behind = False  # the last answer was older than what we have
         self._wanted: Reason | None = None
         self._ask: Ask | None = None
         self._asks = 0
@@ -80,15 +82,11 @@ class Replica:
 
     # --- the connection -----------------------------------------------------------------------
 
-    def joined(
-        self, now_s: float, *, resumed: bool, head: Position | None, viewer: str | None
-    ) -> None:
+    def joined(self, now_s: float, *, resumed: bool, head: Position | None) -> None:
         self._is_in = True
         if not resumed:
             self._ask = Ask(None, self.position, now_s + self._terms.resync_s)
-        elif self.position is None or viewer != self.viewer:
-            # What is resumed is the view of somebody else: it is not for the state that we have.
-            self.position = self.state = None
+        elif self.position is None:
             self.want(now_s, "reconnect")
         else:
             self.heard(now_s, head)
@@ -101,10 +99,14 @@ class Replica:
         self._buffer = []
         self._settled()
 
+    def forget(self) -> None:
+        """What we have is the view of somebody else."""
+        self.position = self.state = self.viewer = None
+
     # --- updates ------------------------------------------------------------------------------
 
-    def update(self, now_s: float, payload: Payload) -> None:
-        found, at = update_of(payload), self.position
+    def update(self, now_s: float, payload: Payload, request_id: str | None) -> None:
+        found, at = update_of(payload, request_id), self.position
         if found is None:
             self.want(now_s, "gap")
         elif at is None:
@@ -120,26 +122,27 @@ class Replica:
 
     def _keep(self, update: Update) -> None:
         # The newest: older ones are in the snapshot that will come.
-        self._buffer = [*self._buffer, update][-self._terms.buffered :]
+        kept = [*self._buffer, update]
+        self._buffer = kept[max(0, len(kept) - self._terms.buffered) :]
 
     def _follow(self, now_s: float, update: Update) -> None:
         if not self._apply(now_s, update):
             self._keep(update)
             self.want(now_s, "gap")
             return
-        self._asks = 0
-        self._backoff.reset()
-        self._not_before_s = -math.inf
         self._drain(now_s)
         if self._buffer:
+            # Not without a pause, if one was asked for already: what is kept may fit nowhere.
             self.want(now_s, "gap")
-        elif self._wanted == "gap":
+            return
+        self._asks = 0
+        if self._wanted == "gap":
             self._wanted = None
 
     def _apply(self, now_s: float, update: Update) -> bool:
         try:
             state = patched(self.state, update.patch)
-        except PatchError:
+        except (PatchError, RecursionError):
             return False
         self._move(now_s, update.position, state)
         self._on_moved(update)
@@ -158,6 +161,7 @@ class Replica:
 
     def _move(self, now_s: float, position: Position, state: Any) -> None:
         self.position, self.state = position, state
+        self._is_behind = False
         if self._head is not None and _is_ahead(self._head, position):
             self._apart_since_s = now_s  # it gets nearer
         else:
@@ -187,14 +191,26 @@ class Replica:
             return True
         if str(payload.get("reason")) in ANOTHER:
             return True
-        return ask is not None and (ask.id is None or ask.at == self.position)
+        if ask is None or ask.id is None:
+            return ask is not None
+        return ask.at == self.position and self._is_said_twice()
+
+    def _is_said_twice(self) -> bool:
+        """Whoever answers may have read it before what we were shown, but not twice.
+
+        Then what we were shown was taken back. Taken at once, events would be told again.
+        """
+        was_behind, self._is_behind = self._is_behind, True
+        return was_behind
 
     def _take(self, now_s: float, payload: Payload, position: Position, ask: Ask | None) -> None:
         is_first = ask is not None and ask.id is None
         if is_first or str(payload.get("reason")) in ANOTHER or _is_fork(position, self.position):
-            self._on_forked()
+            self._on_forked(is_first)
         if ask is not None:
             self._ask = None
+            if not is_first and self._wanted == "gap":
+                self._pause(now_s)  # if there is another hole at once, it may be one that stays
         if self._ask is None:
             self._wanted = None
         self.viewer = text(payload.get("viewer")) or None
@@ -206,10 +222,19 @@ class Replica:
 
     def _not_helped(self, now_s: float) -> None:
         """Ask again, but not at once."""
-        self._not_before_s = now_s + self._backoff.pause_s()
+        self._pause(now_s)
         self.want(now_s, self._wanted or "gap")
 
+    def _pause(self, now_s: float) -> None:
+        """Not longer than it lasts already: what nobody asked for puts off no question for ever."""
+        if now_s >= self._not_before_s:
+            self._not_before_s = now_s + self._backoff.pause_s()
+
     # --- asking -------------------------------------------------------------------------------
+
+    @property
+    def is_asking(self) -> bool:
+        return self._ask is not None and self._ask.id is not None
 
     def want(self, now_s: float, reason: Reason) -> None:
         self._wanted = self._wanted or reason

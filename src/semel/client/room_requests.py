@@ -4,6 +4,10 @@ A request keeps its id and its number, however often it is sent: after a reconne
 server says that nothing was decided. It ends with an answer, or when its time is up. Until the
 confirmed state shows what came of it, it is shown on top of that. Nothing here waits or sends;
 room_requests.ts is its twin.
+
+The easy mistake is to show an action on top of a state that has it. An update says whose request
+has made it; of a snapshot nobody can tell what is in it. So what may have been sent before that is
+not shown on top of it until it is answered, and neither is what is asked again.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from semel.client.room_reading import Payload, seconds, text, whole
+from semel.client.room_reading import Payload, seconds, spoken, text, whole
 from semel.client.room_values import (
     ActionError,
     ActionResult,
@@ -46,7 +50,8 @@ class Request:
         self.until_s = until_s
         self.not_before_s = -math.inf
         self.is_sent = False
-        self.was_sent = False
+        self.was_sent = False  # or may have been, by whomever, under this id
+        self.is_shown = True  # on top of a state that does not have it
         self.version = 0  # from which on the confirmed state shows it
 
 
@@ -79,11 +84,18 @@ class Requests:
         self._on_stale = stale
         self._backoff = Backoff(terms, chance)
         self._is_in = False
+        self._is_current = True  # what is confirmed is of the history of this connection
+        self._most_bytes: int | None = None
         self._queue: list[Request] = []
         self._done: list[Request] = []  # and not seen yet
         self._numbers: dict[str, int | None] = {}
+        self._sent: set[str] = set()  # of those whose numbers are remembered
+        self._brought: set[str] = set()  # of those, too: others made them, and may have sent them
+        self._unanswered: dict[str, None] = {}  # the last ones of this connection
         self._reached = 0
         self._reached_at_s = -math.inf
+        self._told = 0  # so far by this connection
+        self._done_before: list[Request] = []
 
     @property
     def pending(self) -> int:
@@ -96,15 +108,32 @@ class Requests:
     # --- asking -------------------------------------------------------------------------------
 
     def twin(self, guard: str | None, request_id: str | None) -> str | None:
-        """The request on its way that is the same as this one."""
+        """The request on its way that is the same as this one.
+
+        Whoever names one that was asked before means that one, whatever is on its way for the same.
+        """
+        is_again = request_id in self._numbers
         for request in self._queue:
-            if request.id == request_id or (guard is not None and request.guard == guard):
+            is_same = guard is not None and request.guard == guard
+            if request.id == request_id or (is_same and not is_again):
                 return request.id
         return None
 
-    def add(self, now_s: float, id: str, action: Any, guard: str | None) -> None:
+    def add(
+        self, now_s: float, id: str, action: Any, guard: str | None, *, is_new: bool = True
+    ) -> None:
+        """`is_new`: the id was made for it, and nobody has had it before."""
         until_s = now_s + self._terms.timeout_s
-        self._queue.append(Request(id, self._number(id), action, guard, until_s))
+        if not is_new and id not in self._numbers:
+            self._brought.add(id)
+        elif id not in self._sent:
+            self._numbers.pop(id, None)  # nobody has seen it, and later ones may have been taken
+        request = Request(id, self._number(id), action, guard, until_s)
+        request.was_sent = id in self._sent or id in self._brought
+        request.is_shown = not request.was_sent
+        if self._is_too_large(request):
+            return
+        self._queue.append(request)
         self._on_changed()
         self._pursue(now_s)
 
@@ -113,8 +142,27 @@ class Requests:
             self._seq = None if self._seq is None else self._seq + 1
             self._numbers[id] = self._seq
         if len(self._numbers) > REMEMBERED:
-            del self._numbers[next(iter(self._numbers))]
+            self._forget_numbers({id, *(request.id for request in self._queue)})
         return self._numbers[id]
+
+    def _forget_numbers(self, needed: set[str]) -> None:
+        """The oldest, but none that is on its way."""
+        for oldest in [each for each in self._numbers if each not in needed]:
+            if len(self._numbers) <= REMEMBERED:
+                return
+            del self._numbers[oldest]
+            self._sent.discard(oldest)
+            self._brought.discard(oldest)
+
+    def _is_too_large(self, request: Request) -> bool:
+        """If it is, it is settled: the server would not even say to whom it says so."""
+        most = self._most_bytes
+        if most is None or (size := len(spoken(self._message(request)).encode())) <= most:
+            return False
+        said = f"the message has {size} bytes, and the server takes {most}"
+        error = ActionError("TOO_LARGE", said, request_id=request.id, was_sent=request.was_sent)
+        self._emit(Settle(request.id, error))
+        return True
 
     def _pursue(self, now_s: float) -> None:
         if not self._is_in or not self._queue:
@@ -123,6 +171,10 @@ class Requests:
         if first.is_sent or now_s < first.not_before_s:
             return
         first.is_sent = first.was_sent = True
+        self._sent.add(first.id)
+        self._unanswered[first.id] = None
+        if len(self._unanswered) > REMEMBERED:
+            del self._unanswered[next(iter(self._unanswered))]
         self._emit(Send(self._message(first)))
 
     def _message(self, request: Request) -> Mapping[str, Any]:
@@ -133,13 +185,22 @@ class Requests:
 
     # --- the connection -----------------------------------------------------------------------
 
-    def joined(self, now_s: float) -> None:
+    def joined(self, now_s: float, most_bytes: int | None, *, resumed: bool) -> None:
+        """`most_bytes` of a message, if the server has said so."""
         self._is_in = True
+        self._is_current = resumed
+        self._told, self._done_before = 0, self._done
+        self._most_bytes = most_bytes
+        count = len(self._queue)
+        self._queue = [request for request in self._queue if not self._is_too_large(request)]
+        if len(self._queue) < count:
+            self._on_changed()
         self._pursue(now_s)
 
     def lost(self) -> None:
         """What was sent may not have come, or its answer may not: it is sent again."""
         self._is_in = False
+        self._unanswered.clear()
         for request in self._queue:
             request.is_sent = False
 
@@ -147,11 +208,13 @@ class Requests:
 
     def result(self, now_s: float, request_id: str | None, payload: Payload, at: int) -> None:
         """The answer to a request; `at` is the version that is confirmed."""
-        request = next((each for each in self._queue if each.id == request_id), None)
-        if request is None:
-            return
         version = whole(payload.get("stateVersion")) or 0
         error = payload.get("error")
+        request = self._answered(request_id)
+        if request is None:
+            if request_id in self._numbers:
+                self._reach(now_s, version)  # too late to be told, but that far it is
+            return
         if payload.get("success") is not True:
             self._failed(now_s, request, error if isinstance(error, dict) else {}, version)
             return
@@ -160,19 +223,29 @@ class Requests:
         reply, action = payload.get("reply"), payload.get("action")
         cached = payload.get("cached") is True
         self._emit(Settle(request.id, ActionResult(request.id, reply, version, cached, action)))
-        if version > at:
+        was_shown = request.is_shown
+        request.is_shown = was_shown or self._is_current
+        if version > at or not self._is_current:
             request.version = version
-            self._done.append(request)
-        else:
+            self._done = [*self._done, request]
+        if not was_shown or request not in self._done:
             self._on_changed()
         self._next(now_s)
 
     def refused(self, now_s: float, request_id: str | None, error: Payload) -> bool:
         """A request was answered with an error that is no result: was it ours?"""
-        request = next((each for each in self._queue if each.id == request_id), None)
+        request = self._answered(request_id)
         if request is not None:
             self._failed(now_s, request, error, 0)
         return request is not None
+
+    def _answered(self, request_id: str | None) -> Request | None:
+        self._unanswered.pop(request_id or "", None)
+        return next((each for each in self._queue if each.id == request_id), None)
+
+    def unanswered(self) -> str | None:
+        """The one request that the server may be talking of, if there is one and no other."""
+        return next(iter(self._unanswered)) if len(self._unanswered) == 1 else None
 
     def _failed(self, now_s: float, request: Request, error: Payload, version: int) -> None:
         code, message = text(error.get("code"), "FAILED"), text(error.get("message"))
@@ -195,19 +268,38 @@ class Requests:
         self._pursue(now_s)
 
     def _reach(self, now_s: float, version: int) -> None:
+        self._told = max(self._told, version)
         if version > self._reached:
             self._reached, self._reached_at_s = version, now_s
 
     # --- what is shown ------------------------------------------------------------------------
 
-    def seen(self, version: int) -> None:
-        """The confirmed state is this far."""
-        self._done = [request for request in self._done if request.version > version]
+    def updated(self, version: int, request_id: str | None) -> None:
+        """The confirmed state is this far, by what was done for this request."""
+        self._is_current = True
+        self._done = [
+            each for each in self._done if each.version > version and each.id != request_id
+        ]
+        for request in self._done:
+            request.is_shown = True
+        for request in self._queue:
+            request.is_shown = request.is_shown and request.id != request_id
+
+    def replaced(self, version: int) -> None:
+        """The confirmed state is this far, and may have whatever was sent."""
+        self.updated(version, None)
+        for request in self._queue:
+            request.is_shown = request.is_shown and not request.was_sent
 
     def forget(self) -> None:
         """What was done may have been taken back: the confirmed state is all that counts."""
         self._done = []
-        self._reached = 0
+        self._reached = self._told = 0
+
+    def forget_before(self) -> None:
+        """The same for what was told by connections before; what this one has told is so."""
+        self._done = [request for request in self._done if request not in self._done_before]
+        self._reached = self._told
 
     def forget_late(self, now_s: float, version: int) -> None:
         """There is nothing behind this version: what should be there was taken back.
@@ -223,7 +315,7 @@ class Requests:
         """The confirmed state with what is pending."""
         if self._optimistic is None:
             return confirmed
-        for request in [*self._done, *self._queue]:
+        for request in [each for each in [*self._done, *self._queue] if each.is_shown]:
             try:
                 # A copy: whoever changes what they are given changes nothing here.
                 confirmed = self._optimistic(
@@ -257,3 +349,5 @@ class Requests:
         queue, self._queue = self._queue, []
         for request in queue:
             self._emit(Settle(request.id, error))
+        if queue:
+            self._on_changed()

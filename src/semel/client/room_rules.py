@@ -42,6 +42,7 @@ from semel.client.room_values import (
     Result,
     RoomError,
     Send,
+    Settle,
     State,
     Status,
     Step,
@@ -58,6 +59,10 @@ PATIENCE: Final = 2.5
 REMEMBERED: Final = 64
 
 CLOSED: Final = "closed before an answer came: the outcome is unknown"
+ANOTHER: Final = "joined as somebody else before an answer came: the outcome is unknown"
+
+# What a server says of a message that it could not read, so that it may not know whose it was.
+UNREAD: Final = frozenset({"INVALID", "TOO_LARGE"})
 
 GOING_AWAY: Final = 1001
 TRY_LATER: Final = 1013
@@ -108,6 +113,7 @@ class Guest:
         self._token: str | None = None
         self._is_refused = False
         self._results: list[str] = []
+        self._user: tuple[str | None] | None = None  # as whom we were in last
         emit = self._steps.append
         self._requests = Requests(
             table_id,
@@ -127,7 +133,7 @@ class Guest:
             emit=emit,
             new_id=self._new_id,
             moved=self._moved,
-            forked=self._requests.forget,
+            forked=self._forked,
         )
 
     # --- how things stand ---------------------------------------------------------------------
@@ -201,7 +207,7 @@ class Guest:
         if twin is not None:
             return twin
         id = request_id or self._new_id()
-        self._requests.add(now_s, id, said, key)
+        self._requests.add(now_s, id, said, key, is_new=not request_id)
         return id
 
     def request_snapshot(self, now_s: float) -> None:
@@ -209,7 +215,13 @@ class Guest:
             self._replica.want(now_s, "manual")
 
     def stop(self) -> None:
+        if self.over is not None:
+            return
         self._end("closed", None)
+        # What is still to be done is of no use to whoever leaves, but for answers.
+        answers = [step for step in self._steps if isinstance(step, Settle)]
+        self._steps.clear()
+        self._steps.extend([*answers, Deliver(Became("closed"))])
 
     def fail(self, error: RoomError) -> None:
         """What is wrong will be wrong again."""
@@ -284,7 +296,7 @@ class Guest:
             case "JOINED":
                 self._joined(now_s, payload)
             case "TABLE_STATE_UPDATE":
-                self._replica.update(now_s, payload)
+                self._replica.update(now_s, payload, request_id)
             case "TABLE_SNAPSHOT":
                 asked = None if request_id == self._join_id else request_id
                 self._replica.snapshot(now_s, payload, asked)
@@ -311,13 +323,18 @@ class Guest:
         self._until_s = now_s + self._silence_s
         self._is_refused = False
         self._become("open")
-        self._replica.joined(
-            now_s,
-            resumed=payload.get("resumed") is True,
-            head=parsed(payload.get("head")),
-            viewer=text(payload.get("viewer")) or None,
-        )
-        self._requests.joined(now_s)
+        viewer = text(payload.get("viewer")) or None
+        if self._user not in {None, (viewer,)}:
+            # An id belongs to its user: what is sent again by another one is done again.
+            self._replica.forget()
+            self._requests.forget()
+            self._requests.end(RoomError(ANOTHER, code="CLOSED"))
+            self.state = None
+        self._user = (viewer,)
+        head, resumed = parsed(payload.get("head")), payload.get("resumed") is True
+        self._replica.joined(now_s, resumed=resumed, head=head)
+        most_bytes = whole(payload.get("messageBytes")) or None
+        self._requests.joined(now_s, most_bytes, resumed=resumed)
 
     def _heartbeat(self, now_s: float, payload: Payload) -> None:
         heads = payload.get("heads")
@@ -338,6 +355,8 @@ class Guest:
     def _error(self, now_s: float, request_id: str | None, payload: Payload) -> None:
         code, message = text(payload.get("code"), "FAILED"), text(payload.get("message"))
         after_s = seconds(payload.get("retryAfterMs"))
+        if request_id is None and code in UNREAD:
+            request_id = self._meant(code)
         is_join = self._phase == "joining" and request_id == self._join_id
         if is_join or self._replica.refused(now_s, request_id, after_s):
             if code == "UNAUTHORIZED":
@@ -348,6 +367,12 @@ class Guest:
                 self.fail(RoomError(f"{code}: {message}", code=code))
         elif not self._requests.refused(now_s, request_id, payload):
             self._deliver(Trouble(code, message))
+
+    def _meant(self, code: str) -> str | None:
+        """What the server could not read, and so cannot name: if it can be only one."""
+        if self._phase == "joining":
+            return self._join_id if code == "TOO_LARGE" else None
+        return None if self._replica.is_asking else self._requests.unanswered()
 
     def _turned_away(self, now_s: float, after_s: float | None) -> None:
         """Told not to come in, though not for good."""
@@ -368,11 +393,21 @@ class Guest:
     # --- what follows from it -----------------------------------------------------------------
 
     def _moved(self, update: Update | None) -> None:
+        version = self.version or 0
         self._steady()
-        self._requests.seen(self.version or 0)
+        if update is None:
+            self._requests.replaced(version)
+        else:
+            self._requests.updated(version, update.request_id)
         self._show()
         for data in () if update is None else update.events:
-            self._deliver(Event(self.version or 0, data))
+            self._deliver(Event(version, data))
+
+    def _forked(self, follows_join: bool) -> None:
+        if follows_join:
+            self._requests.forget_before()
+        else:
+            self._requests.forget()
 
     def _show(self) -> None:
         version = self.version

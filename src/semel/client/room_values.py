@@ -20,17 +20,23 @@ class RoomError(SemelError):
 
 
 class ActionError(SemelError):
-    """The server has refused an action: nothing was changed by it. `code` says why."""
+    """An action was refused: nothing was changed by it. `code` says why.
 
-    def __init__(self, code: str, message: str, *, request_id: str) -> None:
+    By the server; or, if `was_sent` is False, before it was sent: the server would not take it.
+    """
+
+    def __init__(self, code: str, message: str, *, request_id: str, was_sent: bool = True) -> None:
         super().__init__(f"{code}: {message}" if message else code)
         self.code = code
         self.message = message
         self.request_id = request_id
+        self.was_sent = was_sent
 
 
 class ActionTimeoutError(SemelError, TimeoutError):
     """No answer came in time. Unless `was_sent` is False, nobody knows what became of the action.
+
+    It is False only of what was never sent under this id, as far as this client can know.
 
     To ask again, and not to do it twice: `act(action, request_id=error.request_id)`.
     """
@@ -53,8 +59,9 @@ Status: TypeAlias = Literal["connecting", "open", "waiting", "closed", "failed"]
 class State:
     """How the table looks now. It is not yours to change.
 
-    `confirmed` is what the server says, at `version`; `state` is that with the `pending` actions
-    of this client made already. `viewer` is whose view it is; None is everybody's.
+    `confirmed` is what the server says, at `version`; `state` is that with the actions of this
+    client made already that are not in it. `pending` are not answered, or not to be seen yet.
+    `viewer` is whose view it is; None is everybody's.
     """
 
     state: Any

@@ -95,6 +95,8 @@ class Reader:
         self._waiter: asyncio.Future[None] | None = None
         self._task = asyncio.ensure_future(self._run())
         keep(self._task)
+        # However it ends: whoever waits for its first answer would wait for ever.
+        self._task.add_done_callback(lambda _: self._tried.set())
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -107,7 +109,6 @@ class Reader:
                 elif not self.is_over:
                     await self._wait()
         finally:
-            self._tried.set()
             self._feed.circuit.gave_up(self.stream)
             await self._feed.bell.leave(self.stream, self.ring)
 

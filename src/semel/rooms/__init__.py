@@ -18,6 +18,7 @@ again gets the same reply. What is refused keeps the version.
     requests    what is asked, and what is answered
     asking      the one as it comes over the line
     messages    the other, and all that clients are told
+    deciding    what a request comes to
     host        one room in this process
     rooms       all of them
     timers      turns that are not played in time

@@ -3,17 +3,19 @@
     {"type": "ACTION_REQUEST", "requestId": "...", "payload": {"tableId": "...", ...}}
 
 Whatever a client sends is one of the values below, or `Malformed`, which says what is wrong with
-it. The names are those of the protocol; in Python a table is a room, and its id a room id.
+it. Whoever waits for an answer to it is told by its id, wherever that can be found. The names are
+those of the protocol; in Python a table is a room, and its id a room id.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from semel.entries import MOST_NUMBER
-from semel.rooms.requests import MOST_CLIENT, MOST_REQUEST
+from semel.rooms.requests import MOST_CLIENT, MOST_DEPTH, MOST_REQUEST, is_deeper
 from semel.rooms.standing import said
 from semel.values import value
 
@@ -24,6 +26,10 @@ REASONS = ("gap", "reconnect", "manual", "stale")
 
 MOST_ROOM = 200
 MOST_TOKEN = 8192
+MOST_BYTES = 64 * 1024
+
+# How our clients begin every message. At the very beginning it can be nobody else's id.
+_BEGINNING = re.compile(r'{"type": ?"[A-Z_]{1,40}", ?"requestId": ?"([^"\\]{1,100})"')
 
 # Of an action, what is not the room's business.
 _OURS = ("tableId", "expectedVersion")
@@ -89,26 +95,45 @@ class Ping:
 Asked: TypeAlias = Join | Leave | Act | WantsSnapshot | Ping
 
 
-def asked(text: str) -> Asked:
+def asked(text: str, most_bytes: int = MOST_BYTES) -> Asked:
     """What a message asks for; `Malformed` if it is none."""
+    if len(text) > most_bytes or len(text.encode()) > most_bytes:
+        size = f"the message has more than {most_bytes:,} bytes"
+        raise Malformed(size, _begins_with(text), "TOO_LARGE")
     try:
-        message = json.loads(text, parse_constant=_no_number)
-        # What JSON can say and nobody can write again: half a character, an endless number.
-        said(message).encode()
+        message = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"this is no JSON: {error}"[:200]) from None
+        raise Malformed(f"this is no JSON: {error}"[:200], _begins_with(text)) from None
     if not isinstance(message, dict):
         raise Malformed("a message is an object")
     request_id = _request_id(message)
     try:
+        _check_can_be_said(message)
         return _read(message, request_id)
     except Malformed as wrong:
         wrong.request_id = request_id
         raise
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number in JSON")
+def _begins_with(text: str) -> str | None:
+    """The id of a message that nobody can read, where it begins with it."""
+    found = _BEGINNING.match(text)
+    try:
+        return None if found is None else _request_id({"requestId": found[1]})
+    except Malformed:
+        return None
+
+
+def _check_can_be_said(message: dict[str, Any]) -> None:
+    """There is what is read and nobody can write again: half a character, an endless number, a
+    thousand brackets.
+    """
+    if is_deeper(message, 1 + MOST_DEPTH):  # of which the payload is an action
+        raise Malformed(f"an action is nested up to {MOST_DEPTH} levels deep")
+    try:
+        said(message).encode()
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"this is no JSON: {error}"[:200]) from None
 
 
 def _request_id(message: dict[str, Any]) -> str | None:

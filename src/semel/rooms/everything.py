@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from semel.circuit import Circuit
 from semel.entries import Entry, Position
-from semel.errors import StoreUnavailableError
+from semel.errors import SemelError
 from semel.feed import End, Feed, Reset, Subscription
 
 __all__ = ["everything"]
@@ -33,7 +33,8 @@ async def everything(
             last: Position | None = None
             async for entries, position in _kept(feed, stream):
                 last = position
-                yield entries
+                if entries:
+                    yield entries
             yield ()
             following = feed.follow(stream, last)
             circuit.passed(stream)
@@ -41,7 +42,7 @@ async def everything(
                 if isinstance(news, Reset | End):
                     break
                 yield news.entries
-        except StoreUnavailableError as error:
+        except SemelError as error:  # also a database without its tables: somebody makes them
             circuit.failed(error, stream)
             await circuit.wait(never, stream)
         finally:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 from dataclasses import replace
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from semel.colour import ASYNC
 from semel.entries import (
@@ -41,24 +41,18 @@ from semel.errors import (
     ConcurrentActionError,
     IdempotencyConflictError,
     SemelError,
-    SettingsError,
     StoreUnavailableError,
 )
 from semel.ports import Log
-from semel.rooms.news import written
-from semel.rooms.requests import MOST_REQUEST, Reply, Request, kept, reply_of
-from semel.rooms.room import Accepted, Context, Deadline, Refused, Room
-from semel.rooms.standing import Standing, plain, said
+from semel.rooms.deciding import Decided, decide
+from semel.rooms.requests import Reply, Request, reply_of
+from semel.rooms.room import Context, Room
+from semel.rooms.standing import Standing
 from semel.rooms.status import Counts
-from semel.stores.log_rules import following, mark_of, seal_of
-from semel.values import value
 
-__all__ = ["TIMEOUT", "Host", "House"]
+__all__ = ["Host", "House"]
 
 log = logging.getLogger("semel")
-
-# What the id of a turn's timeout begins with.
-TIMEOUT = "timeout:"
 
 # For so long a request waits for a store that does not answer; whoever asked may ask again.
 PATIENCE_S = 5.0
@@ -98,25 +92,6 @@ class House(Protocol):
     def look_soon(self, room_id: str) -> None: ...
 
 
-@value
-class _Decided:
-    """What a request comes to, on one standing, and its reply as it is kept.
-
-    Where nothing changes, `after` and `entry` are None.
-    """
-
-    reply: Reply
-    kept: bytes
-    after: Standing | None = None
-    entry: bytes | None = None
-
-    @property
-    def ends_s(self) -> float:
-        """When the turn that begins by it is over."""
-        deadline = None if self.after is None else self.after.deadline
-        return math.inf if deadline is None else deadline.at_s
-
-
 class _Running:
     """A request that is not answered yet, and those who have asked the same."""
 
@@ -149,6 +124,9 @@ class Host:
         """The last version that the log has told us of."""
         self._chain = 0
         """Grows whenever something was not as expected: what was sent before is of another one."""
+        self._on_the_way = 0
+        """Changes that were sent, and are not answered."""
+        self._arrived = asyncio.Event()
         self._running: dict[tuple[str | None, str], _Running] = {}
         self.used_at = 0.0
 
@@ -204,22 +182,32 @@ class Host:
                 return None
             decided = self._decide(tip, request)
             if isinstance(decided, Exception):
-                return await self._failed(request, decided)
+                if await self._has_come(tip):
+                    return await self._failed(request, decided)
+                continue  # what they have failed on was never so
             ends_s = decided.ends_s
-            if ends_s < noted_s and self._house.must_note(self.room_id, ends_s):
+            if ends_s < noted_s and self._must_note(tip, ends_s):
                 await self._house.note(self.room_id, ends_s)
                 noted_s = ends_s  # once: a turn may be over before anything is noted
                 continue  # which took time: it may stand otherwise by now
             answer = await self._sent(tip, request, decided)
             reply = self._told(answer, request, decided.reply, tip.version)
             if reply is not None:
-                if isinstance(answer, Repeated) and tip.deadline is not None:
-                    ends_s = tip.deadline.at_s  # whoever had sent it may be dead by now
-                if ends_s < math.inf and self._house.must_note(self.room_id, ends_s):
-                    # Whoever looked when that was due may not have seen this turn.
-                    self._house.look_soon(self.room_id)
+                if isinstance(answer, Repeated) and request.timeout is None:
+                    ends_s = _ends_s(tip)  # whoever had sent it may be dead by now
+                self._look_after(ends_s)
                 return reply
             self._house.counts.conflicts += 1
+
+    def _must_note(self, tip: Standing, ends_s: float) -> bool:
+        if ends_s == _ends_s(tip) and ends_s <= self._house.now_s():
+            return False  # it does not begin, and is over: nobody has to wait for it
+        return self._house.must_note(self.room_id, ends_s)
+
+    def _look_after(self, ends_s: float) -> None:
+        """Whoever looked when that was due may not have seen this turn."""
+        if ends_s < math.inf and self._house.must_note(self.room_id, ends_s):
+            self._house.look_soon(self.room_id)
 
     def _is_due(self, tip: Standing, turn: str) -> bool:
         deadline = tip.deadline
@@ -227,10 +215,10 @@ class Host:
             deadline is not None and deadline.turn == turn and deadline.at_s <= self._house.now_s()
         )
 
-    async def _sent(self, tip: Standing, request: Request, decided: _Decided) -> Answer:
+    async def _sent(self, tip: Standing, request: Request, decided: Decided) -> Answer:
         house = self._house
         after = decided.after
-        state = None if after is None else after.text.encode()
+        state = None if after is None else after.kept()
         sending = house.log.append(
             self.stream,
             decided.entry,
@@ -241,11 +229,12 @@ class Host:
             state=None if state is None else Replace(state),
             reply=decided.kept,
             keep=house.keep,
-            seal=state,
+            seal=None if after is None else after.text.encode(),
         )
         chain = self._chain
         if after is not None:
             self._tip = after
+            self._on_the_way += 1
         is_as_expected = False
         try:
             answer = await sending
@@ -256,6 +245,9 @@ class Host:
             if not is_as_expected and chain == self._chain:  # or nobody knows
                 self._chain += 1
                 self._tip = None
+            if after is not None:
+                self._on_the_way -= 1
+                self._arrived.set()
         return answer
 
     def _told(self, answer: Answer, request: Request, reply: Reply, version: int) -> Reply | None:
@@ -297,51 +289,22 @@ class Host:
 
     # --- deciding -------------------------------------------------------------------------------
 
-    def _decide(self, tip: Standing, request: Request) -> _Decided | Exception:
+    def _decide(self, tip: Standing, request: Request) -> Decided | Exception:
+        house = self._house
+        user, version = request.user, tip.version + 1
+        ctx = Context(self.room_id, user, version, house.now_s(), house.entropy())
         try:
-            return self._decided(tip, request)
+            return decide(tip, request, ctx, house.most_bytes)
         except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
             return error
 
-    def _decided(self, tip: Standing, request: Request) -> _Decided:
-        expected = request.expected_version
-        if expected is not None and expected != tip.version:
-            return _refused(tip, "STATE_STALE_VERSION", f"the version is {tip.version}")
-        ctx = self._context(tip, request)
-        if request.timeout is None:
-            decision = tip.room.apply(tip.state(), request.action, ctx)
-        else:
-            decision = tip.room.timeout(tip.state(), request.timeout, ctx)
-        match decision:
-            case Refused(code, message):
-                return _refused(tip, code, message)
-            case Accepted():
-                return self._accepted(tip, request, decision)
-            case _:
-                raise TypeError(
-                    f"apply gave a {type(decision).__name__}; it is to give Accepted or Refused"
-                )
-
-    def _context(self, tip: Standing, request: Request) -> Context:
-        house = self._house
-        return Context(self.room_id, request.user, tip.version + 1, house.now_s(), house.entropy())
-
-    def _accepted(self, tip: Standing, request: Request, decision: Accepted) -> _Decided:
-        text = said(decision.state)
-        # Sealed: another server may have carried out the same request, with other cards.
-        mark = mark_of(request.id, request.fingerprint) + seal_of(text.encode())
-        position = following(tip.position, mark)
-        after = Standing(tip.room, position, text)
-        _check_deadline(after.deadline)
-        entry = written(self.room_id, tip, after, decision.events).encode()
-        reply = Reply(position.offset, plain(decision.reply))  # as it is when it comes again
-        answer = kept(reply)  # what cannot be kept fails here, before anything is sent
-        most = self._house.most_bytes
-        if (size := max(len(text.encode()), len(entry), len(answer))) > most:
-            return _refused(
-                tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
-            )
-        return _Decided(reply, answer, after, entry)
+    async def _has_come(self, tip: Standing) -> bool:
+        """Does the log have all that this stands on? Waits for what is on its way."""
+        chain = self._chain
+        while chain == self._chain and self._on_the_way and self.acknowledged < tip.version:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return chain == self._chain
 
     async def _failed(self, request: Request, error: Exception) -> Reply:
         """The rules have failed. Nothing changes, unless the request was answered before."""
@@ -373,9 +336,13 @@ class Host:
         return failed
 
 
-def _refused(tip: Standing, code: str, message: str) -> _Decided:
-    reply = Reply(tip.version, None, str(code) or "INVALID", str(message))
-    return _Decided(reply, kept(reply))
+def _ends_s(tip: Standing) -> float:
+    """When its turn is over, as far as the rules can tell."""
+    try:
+        deadline = tip.deadline
+    except Exception:  # noqa: BLE001 - the rules are somebody else's code; timers tell of it
+        return math.inf
+    return math.inf if deadline is None else deadline.at_s
 
 
 def _check_same(other: _Running, request: Request) -> None:
@@ -398,16 +365,3 @@ def conflict(request: Request) -> IdempotencyConflictError:
 
 def _superseded(number: int) -> str:
     return f"request {number} of this client was taken already: this one is not done any more"
-
-
-def _check_deadline(deadline: Any) -> None:
-    match deadline:
-        case None:
-            return
-        case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
-            if 0 < len(turn.encode()) <= MOST_REQUEST - len(TIMEOUT) and turn.isprintable():
-                return
-    raise SettingsError(
-        f"deadline gave {deadline!r:.80}; it is to give Deadline(turn, at_s), with a turn of up to "
-        f"{MOST_REQUEST - len(TIMEOUT)} bytes that can be printed, or None"
-    )

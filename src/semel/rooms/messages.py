@@ -14,7 +14,7 @@ from typing import Any
 from semel.entries import Entry, Position
 from semel.rooms.asking import Act
 from semel.rooms.news import Told, told
-from semel.rooms.requests import Reply
+from semel.rooms.requests import Reply, request_of
 from semel.rooms.standing import Standing, said
 
 __all__ = [
@@ -42,9 +42,14 @@ def _public(entry: Entry) -> Sequence[str]:
 
 
 def for_viewer(entry: Entry, user: str | None) -> Sequence[str]:
-    """What a user is shown of it: how the room has changed, and what came of a hand."""
-    news = told(entry)
-    return _shown(news, user) if user in news.users else _public(entry)
+    """What a user is shown of it: how the room has changed, and what came of a hand.
+
+    Whoever has asked for it hears by which request: what they show beforehand is there now.
+    """
+    news, request_id = told(entry), None if user is None else request_of(entry.id, user)
+    if request_id is None and user not in news.users:
+        return _public(entry)
+    return _shown(news, user, request_id)
 
 
 def for_all(entries: Iterable[Entry], user: str | None) -> list[str]:
@@ -52,7 +57,7 @@ def for_all(entries: Iterable[Entry], user: str | None) -> list[str]:
     return [text for entry in entries for text in for_viewer(entry, user)]
 
 
-def _shown(news: Told, user: str | None) -> Sequence[str]:
+def _shown(news: Told, user: str | None, request_id: str | None = None) -> Sequence[str]:
     position = news.position
     payload = {
         "tableId": news.room_id,
@@ -63,7 +68,7 @@ def _shown(news: Told, user: str | None) -> Sequence[str]:
         "patch": news.patch(user),
         "events": news.events(user),
     }
-    update = said({"type": "TABLE_STATE_UPDATE", "payload": payload})
+    update = _said("TABLE_STATE_UPDATE", payload, request_id)
     result = news.result(user)
     return [update] if result is None else [update, _result(news.room_id, position, result)]
 
@@ -71,7 +76,9 @@ def _shown(news: Told, user: str | None) -> Sequence[str]:
 def results(room_id: str, standing: Standing, user: str | None) -> Sequence[str]:
     """Of a hand that is finished and still shown, what came of it."""
     result = standing.result(user)
-    return [] if result is None else [_result(room_id, standing.position, result)]
+    if result is None:
+        return []
+    return [_result(room_id, standing.finished or standing.position, result)]
 
 
 def _result(room_id: str, position: Position, result: Any) -> str:
@@ -122,7 +129,9 @@ def joined(
     resumed: bool,
     now_s: float,
     heartbeat_s: float,
+    message_bytes: int,
 ) -> str:
+    """`message_bytes`: so large a message may be. Who knows that need not wait to be told."""
     payload = {
         "tableId": room_id,
         "viewer": user,
@@ -131,6 +140,7 @@ def joined(
         "resumed": resumed,
         "serverTime": _millis(now_s),
         "heartbeatMs": _millis(heartbeat_s),
+        "messageBytes": message_bytes,
     }
     return _said("JOINED", payload, request_id)
 

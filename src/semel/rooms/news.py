@@ -24,17 +24,17 @@ from semel.rooms.room import ALL, Audience, Event
 from semel.rooms.standing import Standing, said
 from semel.values import value
 
-__all__ = ["Told", "told", "written"]
+__all__ = ["Told", "finished", "told", "written"]
 
 
 def written(room_id: str, before: Standing, after: Standing, events: Sequence[Event]) -> str:
     """The entry that leads from one standing to the next."""
-    users = dict.fromkeys((*before.members, *after.members))
+    users = _users(before, after)
     entry: dict[str, Any] = {"room": room_id, "after": str(before.position)}
     entry |= _for_each(users, lambda user: diff(before.view(user), after.view(user)))
     if events:
         entry["events"] = [_event(event) for event in events]
-    if _is_finished(before, after, users):
+    if after.finished == after.position:
         entry["result"] = _for_each(users, after.result)
     return said(entry)
 
@@ -50,12 +50,17 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or said(one) == said(other)
 
 
-def _is_finished(before: Standing, after: Standing, users: Iterable[str]) -> bool:
-    """Is there a result that nobody was told before?"""
-    return any(
-        after.result(user) is not None and after.result(user) != before.result(user)
-        for user in (None, *users)
-    )
+def finished(before: Standing, after: Standing) -> Position | None:
+    """Where the result that is shown came to be: here, if nobody was told of it before."""
+    viewers = (None, *_users(before, after))
+    shown = [user for user in viewers if after.result(user) is not None]
+    if any(after.result(user) != before.result(user) for user in shown):
+        return after.position
+    return before.finished if shown else None
+
+
+def _users(before: Standing, after: Standing) -> Iterable[str]:
+    return dict.fromkeys((*before.members, *after.members))
 
 
 def _event(event: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from semel.circuit import Circuit
 from semel.colour import ASYNC
 from semel.entries import Entry, Keep
-from semel.errors import StoreUnavailableError
+from semel.errors import SemelError
 from semel.feed import Feed
 from semel.ports import Log
 from semel.rooms.clock import StoreClock
@@ -184,7 +184,7 @@ class Presence:
             await self._log.append(
                 self._stream_of(room_id), data, id=os.urandom(8).hex(), keep=_KEEP
             )
-        except StoreUnavailableError:
+        except SemelError:
             room.is_changed = True  # said again as soon as it can be
         except asyncio.CancelledError:
             room.is_changed = True  # which is the last thing that is said

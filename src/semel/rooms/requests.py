@@ -21,13 +21,16 @@ from semel.values import value
 
 __all__ = [
     "MOST_CLIENT",
+    "MOST_DEPTH",
     "MOST_REQUEST",
     "MOST_USER",
     "Reply",
     "Request",
     "check_user",
+    "is_deeper",
     "kept",
     "reply_of",
+    "request_of",
 ]
 
 # In bytes: together with what tells them apart, an id that every log takes (255).
@@ -35,7 +38,7 @@ MOST_USER = 128
 MOST_REQUEST = 100
 MOST_CLIENT = 64
 
-# Of an action, in levels.
+# Of an action, in levels. Rules that keep it have a state that is deeper still.
 MOST_DEPTH = 64
 
 _SORTED = json.JSONEncoder(
@@ -77,16 +80,25 @@ class Request:
     @property
     def id(self) -> str:
         """What tells it from every other in its room. No user is nameless, but the system."""
-        user = self.user or ""
-        return f"{len(user)}:{user}:{self.request_id}"
+        return f"{_named(self.user)}{self.request_id}"
 
     @property
     def rising(self) -> dict[str, int] | None:
         """The client's number: no other request of its may have this one, or a smaller one."""
         if self.client_seq is None:
             return None
-        user = self.user or ""
-        return {f"{len(user)}:{user}:{self.client_id}": self.client_seq}
+        return {f"{_named(self.user)}{self.client_id}": self.client_seq}
+
+
+def _named(user: str | None) -> str:
+    """With its length: no two users begin alike."""
+    return f"{len(user or '')}:{user or ''}:"
+
+
+def request_of(id: str, user: str) -> str | None:
+    """What that user called the request that is known by `id`; None if it is somebody else's."""
+    named = _named(user)
+    return id.removeprefix(named) if id.startswith(named) else None
 
 
 def _fingerprint(action: Any, version: int | None) -> bytes:
@@ -94,7 +106,8 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
         raise SettingsError(f"an action is a mapping, and this is a {type(action).__name__}")
     if not isinstance(action.get("actionType"), str):
         raise SettingsError(f"an action has an actionType, which is text: {dict(action)!r:.80}")
-    _check_depth(action, MOST_DEPTH)
+    if is_deeper(action, MOST_DEPTH):
+        raise SettingsError(f"the action is nested more than {MOST_DEPTH} levels deep")
     try:
         return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:
@@ -105,14 +118,12 @@ def check_user(name: Any) -> None:
     _check("user", name, MOST_USER)
 
 
-def _check_depth(what: Any, left: int) -> None:
-    """Rules that keep it would have a state that is deeper still, and nobody could compare."""
+def is_deeper(what: Any, levels: int) -> bool:
+    """Is it nested deeper than so many levels? Nobody could compare, or write it again."""
     if not isinstance(what, Mapping | list | tuple):
-        return
-    if not left:
-        raise SettingsError(f"the action is nested more than {MOST_DEPTH} levels deep")
-    for each in what.values() if isinstance(what, Mapping) else what:
-        _check_depth(each, left - 1)
+        return False
+    inside = what.values() if isinstance(what, Mapping) else what
+    return not levels or any(is_deeper(each, levels - 1) for each in inside)
 
 
 def _check(what: str, name: Any, most: int) -> None:

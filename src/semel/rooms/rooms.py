@@ -25,12 +25,13 @@ from semel.feed import Feed, Subscription
 from semel.keys import plain
 from semel.ports import LogStore
 from semel.rooms.clock import StoreClock
-from semel.rooms.host import TIMEOUT, Host
+from semel.rooms.deciding import TIMEOUT
+from semel.rooms.host import Host
 from semel.rooms.requests import Reply, Request
 from semel.rooms.room import Room
 from semel.rooms.standing import Standing
 from semel.rooms.status import Counts, RoomsStatus
-from semel.rooms.timers import Timers
+from semel.rooms.timers import FAILED_S, Timers
 from semel.settings import as_log_store
 from semel.stores.log_rules import name_of
 
@@ -41,11 +42,11 @@ log = logging.getLogger("semel")
 # Of a state, and of an entry: with what a server holds of a room at a time.
 MOST_BYTES = 256 * 1024
 
-# A room whose rules fail when a turn is over is looked at again after this.
-FAILED_S = 5.0
-
 # The log may not have what was played when a turn was over.
 PLAYED_S = 0.05
+
+# Rooms of which it is remembered that their turns do not end.
+MOST_TOLD = 1000
 
 # Standings that are kept for those who come to the same room at the same time.
 MOST_STANDINGS = 256
@@ -102,6 +103,7 @@ class Rooms:
         """The one that was used longest ago comes first."""
         self._standings: OrderedDict[str, Standing] = OrderedDict()
         self._looked_after: set[str] = set()
+        self._told_of: dict[str, str] = {}
         self._timing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -136,7 +138,7 @@ class Rooms:
         if self._timing is not None:
             self._timing.cancel()
             await asyncio.wait([self._timing])
-        self.timers.stop()
+        await self.timers.stopped()
         await self.feed.aclose()
         if self._is_ours:
             await self.store.aclose()
@@ -191,12 +193,13 @@ class Rooms:
 
     # --- looking --------------------------------------------------------------------------------
 
-    async def standing(self, room_id: str) -> Standing:
-        """How the room stands now, as the log has it."""
+    async def standing(self, room_id: str, *, seen: int = 0) -> Standing:
+        """How the room stands now, as the log has it. Whoever asks has `seen` that version."""
         stream = self.stream_of(room_id)
         snapshot = await self.feed.load(stream)
         host = self._hosts.get(room_id)
-        if host is not None and snapshot.position.offset < host.acknowledged:
+        known = max(seen, 0 if host is None else host.acknowledged)
+        if snapshot.position.offset < known:
             snapshot = await self.log.load(stream)  # that one was asked for before
         held = self._standings.get(stream)
         if held is None or held.position != snapshot.position:
@@ -262,8 +265,10 @@ class Rooms:
         return room_id in self._hosts or self.feed.head(self.stream_of(room_id)) is not None
 
     async def _look(self, room_id: str) -> float | None:
-        """Time the turn out if it is over. When is the room to be looked at next?"""
+        """Time out the turn that is over, and each after it. When is it to be looked at next?"""
         await self.clock.learn()
+        last: Reply | None = None
+        asked: str | None = None
         while True:
             # Not one that others have asked for: it may be from before the turn began.
             snapshot = await self.log.load(self.stream_of(room_id))
@@ -272,28 +277,45 @@ class Rooms:
                 return None
             if deadline.at_s > self.now_s():
                 return deadline.at_s
-            reply = await self._timed_out(room_id, deadline.turn)
-            if reply is not None:
-                return self.now_s() + FAILED_S if reply.code == "FAILED" else None
-            # It was played in time, and the next turn may count on this look. Or so we think: a
-            # failover may have taken that back.
-            await ASYNC.sleep(PLAYED_S)
-            self._host(room_id).forget()
+            if last is not None and deadline.turn == asked:
+                self._tell_of(room_id, deadline.turn, last)
+                return None
+            last = await self._timed_out(room_id, deadline.turn)
+            if last is None:
+                # It was played in time, and the next turn may count on this look. Or so we think: a
+                # failover may have taken that back.
+                await ASYNC.sleep(PLAYED_S)
+                self._host(room_id).forget()
+            elif last.code == "FAILED":
+                return self.now_s() + FAILED_S
+            asked = deadline.turn
 
     async def _timed_out(self, room_id: str, turn: str) -> Reply | None:
         action = {"actionType": "timeout", "turn": turn}
         request = Request(room_id, None, f"{TIMEOUT}{turn}", action, timeout=turn)
         reply = await self._host(room_id).act(request)
-        match reply:
-            case Reply(code="", cached=False):
-                self.counts.timeouts += 1
-            case Reply(code=code, message=message) if code and code != "FAILED":
-                log.warning(
-                    "semel: the rules of room %r refuse to time out turn %r: %s %s; it lasts until "
-                    "somebody acts",
-                    *(room_id, turn, code, message),
-                )
+        self.counts.timeouts += reply is not None and reply.success and not reply.cached
         return reply
+
+    def _tell_of(self, room_id: str, turn: str, reply: Reply) -> None:
+        """A turn that is over, was answered, and is still there. Once: it may be for long."""
+        if self._told_of.get(room_id) == turn:
+            return
+        self._told_of[room_id] = turn
+        while len(self._told_of) > MOST_TOLD:
+            del self._told_of[next(iter(self._told_of))]
+        if reply.success:
+            log.error(
+                "semel: turn %r of room %r was timed out before, and has begun again: no two turns "
+                "of a room may have the same name, so count them; it lasts until somebody acts",
+                *(turn, room_id),
+            )
+        else:
+            log.warning(
+                "semel: the rules of room %r refuse to time out turn %r: %s %s; it lasts until "
+                "somebody acts",
+                *(room_id, turn, reply.code, reply.message),
+            )
 
     def look_after(self, standing: Standing, room_id: str) -> None:
         """Somebody has come: whatever became of the note of this turn, there is one from now on."""

@@ -38,15 +38,20 @@ class Standing:
         "_packed",
         "_results",
         "_views",
+        "finished",
         "position",
         "room",
         "text",
     )
 
-    def __init__(self, room: Room, position: Position, text: str) -> None:
+    def __init__(
+        self, room: Room, position: Position, text: str, finished: Position | None = None
+    ) -> None:
         self.room = room
         self.position = position
         self.text = text
+        self.finished = finished
+        """Where the result that is shown came to be; None where none is."""
         self._packed = b""
         self._members: Sequence[str] | None = None
         self._views: dict[str | None, Any] = {}
@@ -58,11 +63,18 @@ class Standing:
         """As the log has it; a room in which nothing has happened is as it begins."""
         if snapshot.state is None:
             return cls(room, snapshot.position, said(room.begin(room_id)))
-        return cls(room, snapshot.position, snapshot.state.decode())
+        text, _, finished = snapshot.state.decode().partition(_APART)
+        return cls(room, snapshot.position, text, Position.parse(finished))
 
     @classmethod
     def at_the_beginning(cls, room: Room, room_id: str, stream: str) -> Standing:
         return cls(room, beginning(stream), said(room.begin(room_id)))
+
+    def kept(self) -> bytes:
+        """As the log keeps it."""
+        if self.finished is None:
+            return self.text.encode()
+        return f"{self.text}{_APART}{self.finished}".encode()
 
     @property
     def version(self) -> int:
@@ -112,6 +124,9 @@ class Standing:
 
 
 _UNKNOWN: Any = object()
+
+# Stands in no JSON that is written in one line.
+_APART = "\n"
 
 # Of marshal: the last version that writes the same for what is the same.
 _PACKED = 2

@@ -63,7 +63,8 @@ class RoomsStatus:
     """`rooms` are those in memory, `joined` the clients that are in one, by any connection.
 
     `requests` are the actions that have reached a room. Of these, `repeated` were answered from
-    what is kept, `accepted` have changed a state, and `refused` tells the others by code.
+    what is kept, `accepted` have changed a state, and `refused` tells the others by code, with what
+    was refused at the door.
     `conflicts`: another process was faster, and the action was applied again. `timeouts` are turns
     that this process has timed out. `updates` were delivered, to everybody; `gaps` were told of by
     clients. `action_s`: from a request to its reply.

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 from semel.circuit import Circuit
 from semel.colour import ASYNC
 from semel.entries import Appended, Entry, Keep, Position, Repeated
-from semel.errors import StoreUnavailableError
+from semel.errors import SemelError, StoreUnavailableError
 from semel.feed import Feed
 from semel.ports import Log
 from semel.rooms.clock import StoreClock
@@ -48,7 +48,8 @@ TRIM_EACH = 32
 STRANGER_S = (0.1, 0.4)
 
 # A look that is due so soon may be over before a turn has begun that would count on it: an append
-# takes its time, and no two servers have quite the same.
+# takes its time, and no two servers have quite the same. Whoever finds a turn that ends so soon
+# stays until then: a note for it would be looked at by all, and each would write another one.
 SURE_S = 1.0
 
 # The longest pause between two looks at what is due: clocks are set, and processes are frozen.
@@ -57,7 +58,20 @@ NAP_S = 1.0
 # A room that could not be looked at is looked at again after this.
 AGAIN_S = 1.0
 
+# One whose rules fail is noted anew, for after this: the note that it has would keep all behind it.
+FAILED_S = 5.0
+
 _KEEP = Keep(ids_s=0.0)
+
+
+class _Look:
+    """A room that is being looked at, and the notes of it that have become due meanwhile."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.notes: list[Position] = []
+        self.asked = asyncio.Event()
 
 
 class Timers:
@@ -94,8 +108,9 @@ class Timers:
         """Those that were, and are not trimmed."""
         self._read: Position | None = None
         """Up to here, all notes are known."""
-        self._looking: set[asyncio.Task[None]] = set()
-        self._is_running = False
+        self._looks: dict[str, _Look] = {}
+        """By room. One at a time: two would find the same, and both note what comes next."""
+        self._is_running = self._is_stopped = False
         self._woken = asyncio.Event()
         self._circuit = Circuit("the log of deadlines")
         self._chance = random.Random()  # noqa: S311 - spreads looks, hides nothing
@@ -111,8 +126,14 @@ class Timers:
             self.stop()
 
     def stop(self) -> None:
-        for task in self._looking:
-            task.cancel()
+        self._is_stopped = True
+        for look in self._looks.values():
+            look.task.cancel()
+
+    async def stopped(self) -> None:
+        """When this returns, nobody looks any more, whatever is still on its way."""
+        self.stop()
+        await asyncio.gather(*(look.task for look in self._looks.values()), return_exceptions=True)
 
     # --- noting ---------------------------------------------------------------------------------
 
@@ -185,11 +206,11 @@ class Timers:
     async def _watch(self) -> None:
         while True:
             self._woken.clear()
-            with contextlib.suppress(StoreUnavailableError):
+            with contextlib.suppress(SemelError):  # who follows tells of it
                 await self._clock.learn()
             if self._clock.is_known:  # else a turn might be timed out that is not over
                 self._begin_looks()
-            with contextlib.suppress(StoreUnavailableError):
+            with contextlib.suppress(SemelError):
                 await self._renew_oldest()
                 await self._trim()
             with contextlib.suppress(TimeoutError):
@@ -208,17 +229,26 @@ class Timers:
             # Not before it is looked at: a turn that begins meanwhile is noted anew, for what is
             # found here may be older than that.
             self._drop(room_id, at_s)
-            self._begin_look(room_id, offset)
+            self._begin_look(room_id, self._open.get(offset))
 
-    def look_soon(self, room_id: str) -> asyncio.Task[None]:
+    def look_soon(self, room_id: str) -> asyncio.Future[None]:
         """A turn has begun, and the note that it counts on may be looked at already."""
         return self._begin_look(room_id, None)
 
-    def _begin_look(self, room_id: str, offset: int | None) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(self._looked(room_id, offset))
-        self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
-        return task
+    def _begin_look(self, room_id: str, note: Position | None) -> asyncio.Future[None]:
+        if self._is_stopped:
+            nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            nobody.set_result(None)
+            return nobody
+        look = self._looks.get(room_id)
+        if look is None:
+            look = self._looks[room_id] = _Look()
+            look.task = asyncio.ensure_future(self._looked(room_id, look))
+        if note is not None:
+            look.notes.append(note)
+        # What is found just now may be older than what this one is about: once more.
+        look.asked.set()
+        return look.task
 
     def _drop(self, room_id: str, at_s: float) -> None:
         noted = self._noted.get(room_id, [])
@@ -227,27 +257,64 @@ class Timers:
         if not noted:
             self._noted.pop(room_id, None)
 
-    async def _looked(self, room_id: str, offset: int | None) -> None:
+    async def _looked(self, room_id: str, look: _Look) -> None:
         """Look until it could be done: what is noted is not forgotten before."""
-        position = None if offset is None else self._open.get(offset)
-        if not self._is_here(room_id):
-            await ASYNC.sleep(self._chance.uniform(*STRANGER_S))
-        while not await self._settled(room_id):
-            await ASYNC.sleep(AGAIN_S * (0.5 + self._chance.random()))
-        if position is not None and self._open.get(position.offset) is position:
-            self._done[position.offset] = self._open.pop(position.offset)
-
-    async def _settled(self, room_id: str) -> bool:
         try:
-            at_s = await self._look(room_id)
-            if at_s is not None and self.must_note(room_id, at_s):
+            if not self._is_here(room_id):
+                await ASYNC.sleep(self._chance.uniform(*STRANGER_S))
+            await self._stay(room_id, look)
+        finally:
+            del self._looks[room_id]  # at once: whoever asks from now on begins anew
+
+    async def _stay(self, room_id: str, look: _Look) -> None:
+        held: list[Position] = []
+        again_s: float | None = 0.0
+        while again_s is not None or look.asked.is_set():
+            look.asked.clear()
+            if look.notes:
+                # One that is kept is enough. Who stays with one short turn after another would
+                # keep all of them.
+                self._are_done(held)
+                held, look.notes = look.notes, []
+            again_s = await self._settled(room_id)
+            if again_s is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(again_s):
+                        await look.asked.wait()
+        self._are_done(held)
+
+    def _are_done(self, notes: list[Position]) -> None:
+        for note in notes:
+            if self._open.get(note.offset) is note:
+                self._done[note.offset] = self._open.pop(note.offset)
+
+    async def _settled(self, room_id: str) -> float | None:
+        """None when it is; else, in how many seconds it is to be looked at again."""
+        try:
+            at_s = await self._next_look(room_id)
+            if at_s is None:
+                return None
+            left_s = at_s - self._clock.now_s()
+            if left_s <= SURE_S:
+                return max(left_s, 0.0)
+            if self.must_note(room_id, at_s):
                 await self.note(room_id, at_s)
         except StoreUnavailableError:
-            return False
+            pass
+        except Exception:
+            log.exception("semel: room %r cannot be noted, and is looked at again", room_id)
+        else:
+            return None
+        return AGAIN_S * (0.5 + self._chance.random())
+
+    async def _next_look(self, room_id: str) -> float | None:
+        try:
+            return await self._look(room_id)
+        except StoreUnavailableError:
+            raise
         except Exception:
             log.exception("semel: nobody can tell whether a turn of room %r is over", room_id)
-            return False
-        return True
+            return self._clock.now_s() + FAILED_S
 
     async def _renew_oldest(self) -> None:
         """A note that is due in a day keeps all that came after it."""

@@ -10,6 +10,8 @@
  */
 // Nobody's state is deeper.
 const DEEPEST = 200;
+// What it names is not said: anything may be there, of any size.
+const NOWHERE = "there is no such place";
 /** The patch is none, or not for this state. */
 export class PatchError extends Error {
     name = "PatchError";
@@ -20,7 +22,7 @@ export function patched(state, patch) {
     for (const operation of list(patch)) {
         const [path, ...value] = list(operation);
         if (value.length > 1 || list(path).length > DEEPEST) {
-            throw new PatchError(`no operation: ${JSON.stringify(operation)}`);
+            throw new PatchError("no operation");
         }
         made = changed(made, list(path), value);
     }
@@ -28,7 +30,7 @@ export function patched(state, patch) {
 }
 function list(found) {
     if (!Array.isArray(found))
-        throw new PatchError(`no list: ${JSON.stringify(found)}`);
+        throw new PatchError("no list");
     return found;
 }
 function changed(state, path, value) {
@@ -45,7 +47,7 @@ function changed(state, path, value) {
     else if (typeof state === "object" && state !== null && typeof key === "string") {
         return inMapping(state, key, rest, value);
     }
-    throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+    throw new PatchError(NOWHERE);
 }
 function isIndex(key) {
     return Number.isSafeInteger(key) && key >= 0;
@@ -53,7 +55,7 @@ function isIndex(key) {
 function inMapping(state, key, rest, value) {
     const isSetting = rest.length === 0 && value.length > 0;
     if (!Object.hasOwn(state, key) && !isSetting) {
-        throw new PatchError(`there is no ${JSON.stringify(key)} here`);
+        throw new PatchError(NOWHERE);
     }
     const copy = { ...state };
     if (rest.length === 0 && value.length === 0) {
@@ -69,7 +71,7 @@ function inMapping(state, key, rest, value) {
 function inList(state, index, rest, value) {
     const isSetting = rest.length === 0 && value.length > 0;
     if (index === state.length && !isSetting)
-        throw new PatchError(`there is no ${index} here`);
+        throw new PatchError(NOWHERE);
     const copy = [...state];
     if (rest.length === 0 && value.length === 0)
         copy.splice(index, 1);

@@ -14,6 +14,7 @@
  * The easy mistake is to act again after a timeout without the `requestId` that it tells.
  */
 import { Line } from "./room_line.js";
+import { spoken } from "./room_reading.js";
 import { Guest } from "./room_rules.js";
 import { ROOM_TERMS, RoomError, } from "./room_values.js";
 /** A table of the rooms at this address. It connects at once. */
@@ -22,6 +23,8 @@ export function room(url, options) {
 }
 // The longest that a timer knows; a larger number would be none at all.
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
+// When to go on after something has thrown that should not have.
+const AGAIN_MS = 1_000;
 const WORLD = {
     now: () => performance.now(),
     wall: Date.now,
@@ -43,6 +46,7 @@ export class Table {
     #callOff = () => undefined;
     #isAdvancing = false;
     #isTold = false;
+    #told = null; // to those who listen
     constructor(url, options) {
         this.#world = options.world ?? WORLD;
         this.#address = addressOf(url, options);
@@ -51,7 +55,7 @@ export class Table {
         this.#advance();
     }
     // --- how things stand -------------------------------------------------------------------------
-    /** The confirmed state, with the pending actions made already; null before there is one. */
+    /** The confirmed state, with our actions made already that are not in it; null before there is one. */
     get state() {
         return this.#guest.state;
     }
@@ -71,7 +75,7 @@ export class Table {
     get status() {
         return this.#guest.status;
     }
-    /** How many of our actions the confirmed state does not show yet. */
+    /** How many of our actions are not answered, or not to be seen in the confirmed state yet. */
     get pending() {
         return this.#guest.pending;
     }
@@ -82,20 +86,22 @@ export class Table {
     // --- listening --------------------------------------------------------------------------------
     /** Call these for how things stand, and for what comes from now on. */
     listen(listener) {
-        const { status, version, viewer, pending, over } = this.#guest;
+        const { status, over } = this.#guest;
+        const state = this.#guest.version === null ? null : this.#told;
         this.#listeners.push(listener);
         call(() => listener.onStatus?.(status));
-        if (version !== null) {
-            const [state, confirmed] = [this.state, this.confirmed];
-            call(() => listener.onState?.({ state, confirmed, version, viewer, pending }));
-        }
+        if (state !== null)
+            call(() => listener.onState?.(state));
         const error = over?.error ?? null;
         if (error !== null)
             call(() => listener.onError?.(error));
         return this;
     }
     #tell(news) {
-        for (const listener of this.#listeners)
+        if (news.type === "state")
+            this.#told = news.state;
+        // Who listens from now on begins with this one.
+        for (const listener of [...this.#listeners])
             call(() => told(listener, news));
     }
     // --- acting -----------------------------------------------------------------------------------
@@ -135,17 +141,27 @@ export class Table {
             return; // by a listener: whoever called it goes on
         this.#isAdvancing = true;
         this.#callOff();
-        for (;;) {
-            const step = this.#guest.next(this.#world.now());
-            if (step.step === "wait") {
-                this.#callOff = this.#world.later(step.withinMs, () => this.#advance());
-                break;
+        // Whatever goes wrong, it comes back.
+        let withinMs = AGAIN_MS;
+        try {
+            for (;;) {
+                const step = this.#guest.next(this.#world.now());
+                if (step.step === "wait") {
+                    withinMs = step.withinMs;
+                    break;
+                }
+                if (step.step === "over")
+                    withinMs = null;
+                this.#do(step);
+                if (step.step === "over")
+                    break;
             }
-            this.#do(step);
-            if (step.step === "over")
-                break;
         }
-        this.#isAdvancing = false;
+        finally {
+            this.#isAdvancing = false;
+            if (withinMs !== null)
+                this.#callOff = this.#world.later(withinMs, () => this.#advance());
+        }
     }
     #do(step) {
         switch (step.step) {
@@ -156,7 +172,7 @@ export class Table {
                 this.#hangUp();
                 break;
             case "send":
-                this.#line?.say(JSON.stringify(step.message));
+                this.#line?.say(spoken(step.message));
                 break;
             case "deliver":
                 this.#tell(step.news);
@@ -187,8 +203,12 @@ export class Table {
         const about = (line, hear) => {
             if (line !== this.#line)
                 return;
-            hear(this.#world.now());
-            this.#advance();
+            try {
+                hear(this.#world.now());
+            }
+            finally {
+                this.#advance();
+            }
         };
         return {
             opened: (line, token) => about(line, (now) => this.#guest.opened(now, token)),
@@ -236,6 +256,7 @@ function newWaiting() {
     const promise = new Promise((resolve, reject) => {
         settle = (answer) => (answer instanceof Error ? reject(answer) : resolve(answer));
     });
+    promise.catch(() => undefined); // whoever does not wait is not told; Node would end for it
     return { promise, settle };
 }
 // --- settings -----------------------------------------------------------------------------------

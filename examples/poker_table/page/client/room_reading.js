@@ -21,10 +21,14 @@ export function messageOf(said) {
         return null;
     return { kind: type, requestId: typeof requestId === "string" ? requestId : null, payload };
 }
+/** As it goes over the line. */
+export function spoken(message) {
+    return JSON.stringify(message);
+}
 export function isMapping(found) {
     return typeof found === "object" && found !== null && !Array.isArray(found);
 }
-export function updateOf(payload) {
+export function updateOf(payload, requestId) {
     const position = positioned(payload, "stateVersion", "position");
     const previous = positioned(payload, "previousVersion", "previous");
     const { patch, events = [] } = payload;
@@ -32,7 +36,7 @@ export function updateOf(payload) {
         return null;
     if (!Array.isArray(patch) || !Array.isArray(events))
         return null;
-    return { position, previous, patch, events };
+    return { position, previous, patch, events, requestId };
 }
 export function presenceOf(payload) {
     const { users } = payload;
@@ -48,7 +52,8 @@ export function positioned(payload, number, name) {
 }
 /** A version; null for what is none, however much it looks like one. */
 export function whole(found) {
-    return Number.isSafeInteger(found) && found >= 0 ? found : null;
+    // -0 is 0.
+    return Number.isSafeInteger(found) && found >= 0 ? found + 0 : null;
 }
 export function text(found, otherwise = "") {
     return typeof found === "string" ? found : otherwise;

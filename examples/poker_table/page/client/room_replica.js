@@ -8,7 +8,7 @@
  *
  * The easy mistake is to compare what is no number: nothing is read of an update that is not whole.
  */
-import { PatchError, patched } from "./patches.js";
+import { patched } from "./patches.js";
 import { positioned, text, updateOf } from "./room_reading.js";
 import { Backoff } from "./room_values.js";
 import {} from "./rules.js";
@@ -25,6 +25,7 @@ export class Replica {
     #backoff;
     #isIn = false;
     #buffer = [];
+    #isBehind = false; // the last answer was older than what we have
     #wanted = null;
     #ask = null;
     #asks = 0;
@@ -43,14 +44,12 @@ export class Replica {
         return this.position === null ? null : this.position.offset;
     }
     // --- the connection ---------------------------------------------------------------------------
-    joined(now, resumed, head, viewer) {
+    joined(now, resumed, head) {
         this.#isIn = true;
         if (!resumed) {
             this.#ask = { id: null, at: this.position, until: now + this.#terms.resyncMs };
         }
-        else if (this.position === null || viewer !== this.viewer) {
-            // What is resumed is the view of somebody else: it is not for the state that we have.
-            this.position = this.state = null;
+        else if (this.position === null) {
             this.want(now, "reconnect");
         }
         else {
@@ -65,9 +64,13 @@ export class Replica {
         this.#buffer = [];
         this.#settled();
     }
+    /** What we have is the view of somebody else. */
+    forget() {
+        this.position = this.state = this.viewer = null;
+    }
     // --- updates ----------------------------------------------------------------------------------
-    update(now, payload) {
-        const found = updateOf(payload);
+    update(now, payload, requestId) {
+        const found = updateOf(payload, requestId);
         const at = this.position;
         if (found === null) {
             this.want(now, "gap");
@@ -90,7 +93,8 @@ export class Replica {
     }
     #keep(update) {
         // The newest: older ones are in the snapshot that will come.
-        this.#buffer = [...this.#buffer, update].slice(-this.#terms.buffered);
+        const kept = [...this.#buffer, update];
+        this.#buffer = kept.slice(Math.max(0, kept.length - this.#terms.buffered));
     }
     #follow(now, update) {
         if (!this.#apply(now, update)) {
@@ -98,13 +102,14 @@ export class Replica {
             this.want(now, "gap");
             return;
         }
-        this.#asks = 0;
-        this.#backoff.reset();
-        this.#notBefore = -Infinity;
         this.#drain(now);
-        if (this.#buffer.length > 0)
+        if (this.#buffer.length > 0) {
+            // Not without a pause, if one was asked for already: what is kept may fit nowhere.
             this.want(now, "gap");
-        else if (this.#wanted === "gap")
+            return;
+        }
+        this.#asks = 0;
+        if (this.#wanted === "gap")
             this.#wanted = null;
     }
     #apply(now, update) {
@@ -112,10 +117,8 @@ export class Replica {
         try {
             state = patched(this.state, update.patch);
         }
-        catch (error) {
-            if (error instanceof PatchError)
-                return false;
-            throw error;
+        catch {
+            return false; // whatever is wrong with it
         }
         this.#move(now, update.position, state);
         this.#calls.moved(update);
@@ -136,6 +139,7 @@ export class Replica {
     #move(now, position, state) {
         this.position = position;
         this.state = state;
+        this.#isBehind = false;
         // It gets nearer, or it is there.
         if (this.#head !== null && isAhead(this.#head, position))
             this.#apartSince = now;
@@ -170,15 +174,29 @@ export class Replica {
             return true;
         if (ANOTHER.has(payload["reason"]))
             return true;
-        return ask !== null && (ask.id === null || isSame(ask.at, this.position));
+        if (ask === null || ask.id === null)
+            return ask !== null;
+        return isSame(ask.at, this.position) && this.#isSaidTwice();
+    }
+    /**
+     * Whoever answers may have read it before what we were shown, but not twice: then what we were shown
+     * was taken back. Taken at once, events would be told again.
+     */
+    #isSaidTwice() {
+        const wasBehind = this.#isBehind;
+        this.#isBehind = true;
+        return wasBehind;
     }
     #take(now, payload, position, ask) {
         const isFirst = ask !== null && ask.id === null;
         if (isFirst || ANOTHER.has(payload["reason"]) || isFork(position, this.position)) {
-            this.#calls.forked();
+            this.#calls.forked(isFirst);
         }
         if (ask !== null)
             this.#ask = null;
+        // If there is another hole at once, it may be one that stays.
+        if (ask !== null && !isFirst && this.#wanted === "gap")
+            this.#pause(now);
         if (this.#ask === null)
             this.#wanted = null;
         this.viewer = text(payload["viewer"]) || null;
@@ -190,10 +208,18 @@ export class Replica {
     }
     /** Ask again, but not at once. */
     #notHelped(now) {
-        this.#notBefore = now + this.#backoff.pauseMs();
+        this.#pause(now);
         this.want(now, this.#wanted ?? "gap");
     }
+    /** Not longer than it lasts already: what nobody asked for puts off no question for ever. */
+    #pause(now) {
+        if (now >= this.#notBefore)
+            this.#notBefore = now + this.#backoff.pauseMs();
+    }
     // --- asking -----------------------------------------------------------------------------------
+    get isAsking() {
+        return this.#ask !== null && this.#ask.id !== null;
+    }
     want(now, reason) {
         this.#wanted ??= reason;
         this.#pursue(now);

@@ -19,6 +19,9 @@ const PATIENCE = 2.5;
 // Results that were handed over, and may come again.
 const REMEMBERED = 64;
 const CLOSED = "closed before an answer came: the outcome is unknown";
+const ANOTHER = "joined as somebody else before an answer came: the outcome is unknown";
+// What a server says of a message that it could not read, so that it may not know whose it was.
+const UNREAD = new Set(["INVALID", "TOO_LARGE"]);
 const GOING_AWAY = 1001;
 const TRY_LATER = 1013;
 /** Sits at one table, over one connection after the other. */
@@ -40,6 +43,7 @@ export class Guest {
     #token = null;
     #isRefused = false;
     #results = [];
+    #user = undefined; // as whom we were in last
     constructor(options) {
         const { tableId, terms, chance, clientId, seq = 0, optimistic = null } = options;
         this.#options = options;
@@ -60,7 +64,12 @@ export class Guest {
             emit,
             newId: () => this.#newId(),
             moved: (update) => this.#moved(update),
-            forked: () => this.#requests.forget(),
+            forked: (followsJoin) => {
+                if (followsJoin)
+                    this.#requests.forgetBefore();
+                else
+                    this.#requests.forget();
+            },
         });
     }
     // --- how things stand -------------------------------------------------------------------------
@@ -114,11 +123,11 @@ export class Guest {
         // As it is now: who changes it later does not change what is sent again.
         const said = JSON.parse(JSON.stringify(action));
         const key = guard === true ? guardOf(said) : guard || null;
-        const twin = this.#requests.twin(key, requestId);
+        const twin = this.#requests.twin(key, requestId || null);
         if (twin !== null)
             return twin;
-        const id = requestId ?? this.#newId();
-        this.#requests.add(now, id, said, key);
+        const id = requestId || this.#newId();
+        this.#requests.add(now, id, said, key, !requestId);
         return id;
     }
     requestSnapshot(now) {
@@ -126,7 +135,13 @@ export class Guest {
             this.#replica.want(now, "manual");
     }
     stop() {
+        if (this.over !== null)
+            return;
         this.#end("closed", null);
+        // What is still to be done is of no use to whoever leaves, but for answers.
+        const answers = this.#steps.filter(({ step }) => step === "settle");
+        this.#steps.splice(0, this.#steps.length, ...answers);
+        this.#deliver({ type: "became", status: "closed" });
     }
     /** What is wrong will be wrong again. */
     fail(error) {
@@ -201,7 +216,7 @@ export class Guest {
                 this.#joined(now, payload);
                 break;
             case "TABLE_STATE_UPDATE":
-                this.#replica.update(now, payload);
+                this.#replica.update(now, payload, requestId);
                 break;
             case "TABLE_SNAPSHOT":
                 this.#replica.snapshot(now, payload, requestId === this.#joinId ? null : requestId);
@@ -238,8 +253,16 @@ export class Guest {
         this.#become("open");
         const resumed = payload["resumed"] === true;
         const viewer = text(payload["viewer"]) || null;
-        this.#replica.joined(now, resumed, parsed(payload["head"]), viewer);
-        this.#requests.joined(now);
+        if (this.#user !== undefined && this.#user !== viewer) {
+            // An id belongs to its user: what is sent again by another one is done again.
+            this.#replica.forget();
+            this.#requests.forget();
+            this.#requests.end(new RoomError(ANOTHER, "CLOSED"));
+            this.state = null;
+        }
+        this.#user = viewer;
+        this.#replica.joined(now, resumed, parsed(payload["head"]));
+        this.#requests.joined(now, whole(payload["messageBytes"]) || null, resumed);
     }
     #heartbeat(now, { heads }) {
         const head = isMapping(heads) ? parsed(heads[this.#options.tableId]) : null;
@@ -267,8 +290,9 @@ export class Guest {
         const code = text(payload["code"], "FAILED");
         const message = text(payload["message"]);
         const afterMs = spanMs(payload["retryAfterMs"]);
-        const isJoin = this.#phase === "joining" && requestId === this.#joinId;
-        if (isJoin || this.#replica.refused(now, requestId, afterMs)) {
+        const about = requestId ?? (UNREAD.has(code) ? this.#meant(code) : null);
+        const isJoin = this.#phase === "joining" && about === this.#joinId;
+        if (isJoin || this.#replica.refused(now, about, afterMs)) {
             if (code === "UNAUTHORIZED")
                 this.#unauthorized(now, message);
             else if (isJoin && payload["retry"] === true)
@@ -276,9 +300,15 @@ export class Guest {
             else if (isJoin)
                 this.fail(new RoomError(`${code}: ${message}`, code));
         }
-        else if (!this.#requests.refused(now, requestId, payload)) {
+        else if (!this.#requests.refused(now, about, payload)) {
             this.#deliver({ type: "trouble", code, message });
         }
+    }
+    /** What the server could not read, and so cannot name: if it can be only one. */
+    #meant(code) {
+        if (this.#phase === "joining")
+            return code === "TOO_LARGE" ? this.#joinId : null;
+        return this.#replica.isAsking ? null : this.#requests.unanswered();
     }
     /** Told not to come in, though not for good. */
     #turnedAway(now, afterMs) {
@@ -304,7 +334,10 @@ export class Guest {
     #moved(update) {
         const version = this.version ?? 0;
         this.#steady();
-        this.#requests.seen(version);
+        if (update === null)
+            this.#requests.replaced(version);
+        else
+            this.#requests.updated(version, update.requestId);
         this.#show();
         for (const data of update?.events ?? []) {
             this.#deliver({ type: "event", event: { version, data } });

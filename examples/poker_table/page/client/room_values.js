@@ -9,24 +9,30 @@ export class RoomError extends Error {
         this.code = code;
     }
 }
-/** The server has refused an action: nothing was changed by it. `code` says why. */
+/**
+ * An action was refused: nothing was changed by it. `code` says why. By the server; or, if `wasSent`
+ * is false, before it was sent: the server would not take it.
+ */
 export class ActionError extends Error {
     code;
     detail;
     requestId;
+    wasSent;
     name = "ActionError";
     constructor(code, 
     /** What the server said besides. */
-    detail, requestId) {
+    detail, requestId, wasSent = true) {
         super(detail === "" ? code : `${code}: ${detail}`);
         this.code = code;
         this.detail = detail;
         this.requestId = requestId;
+        this.wasSent = wasSent;
     }
 }
 /**
- * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action. To ask
- * again, and not to do it twice: `act(action, { requestId: error.requestId })`.
+ * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action; it is
+ * false only of what was never sent under this id, as far as this client can know. To ask again, and
+ * not to do it twice: `act(action, { requestId: error.requestId })`.
  */
 export class ActionTimeoutError extends Error {
     requestId;

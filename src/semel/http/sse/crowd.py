@@ -67,7 +67,7 @@ class Crowd:
         random.shuffle(crowd)
         steps = max(1, int(within_s * SPREAD / STEP_S))
         for step in range(steps):
-            begin, end = (len(crowd) * n // steps for n in (step, step + 1))
+            begin, end = (-(-len(crowd) * n // steps) for n in (step, step + 1))  # rounded up
             for viewer in crowd[begin:end]:
                 viewer.close("drained")
             if not self._viewers:

@@ -9,10 +9,12 @@ that have an id, and the same request gets the same answer.
 
     door         the app, and what all connections share
     connection   one of them
-    voice        its way out
+    hearing      what it asks
     joining      what somebody is told who joins
     acting       what somebody is told who acts
-    seat         one room that it has joined
+    showing      what happens in its rooms
+    seat         the rooms that it has joined
+    voice        its way out
     visitor      who may come in
     limits       how much it takes on
 

@@ -85,7 +85,8 @@ class House:
         self._by_room.setdefault(seat.room_id, {})[connection] = None
         if self.presence is not None:
             self.presence.enter(seat.room_id, seat.user)
-            self._tell_one(connection, seat.room_id, self.presence.here(seat.room_id))
+            # Behind what it is told first.
+            asyncio.get_running_loop().call_soon(self._tell_who_is_here, connection, seat)
 
     def left(self, connection: Connection, seat: Seat) -> None:
         self.counts.joined -= 1
@@ -110,9 +111,11 @@ class House:
         for connection in self._by_room.get(room_id, ()):
             connection.tell(text)
 
-    def _tell_one(self, connection: Connection, room_id: str, here: Here) -> None:
-        keep_order = messages.presence(room_id, here.users, here.spectators)
-        asyncio.get_running_loop().call_soon(connection.tell, keep_order)
+    def _tell_who_is_here(self, connection: Connection, seat: Seat) -> None:
+        room_id = seat.room_id
+        if self.presence is not None and connection.seats.get(room_id) is seat:
+            here = self.presence.here(room_id)
+            connection.tell(messages.presence(room_id, here.users, here.spectators))
 
     def look(self) -> None:
         now = ASYNC.now()

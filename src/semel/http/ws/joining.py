@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semel.entries import Position
-from semel.errors import CorruptRecordError
+from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from semel.feed import Reset, parsed
 from semel.feed.values import Burst
+from semel.http.ws.visitor import NotLetIn
 from semel.rooms import messages
 from semel.rooms.asking import Join
 from semel.rooms.standing import Standing
@@ -17,25 +18,42 @@ from semel.rooms.standing import Standing
 if TYPE_CHECKING:
     from semel.http.ws.door import House
 
-__all__ = ["Joining"]
+__all__ = ["Joining", "why_not"]
 
 log = logging.getLogger("semel")
 
+RETRY_S = 1.0
+
+
+def why_not(error: Exception, room_id: str) -> NotLetIn:
+    """What somebody is told to whom a room cannot be shown."""
+    match error:
+        case NotLetIn():
+            return error
+        case StoreUnavailableError():
+            return NotLetIn("the room cannot be read now", "UNAVAILABLE", RETRY_S)
+        case CorruptRecordError():
+            log.error("semel: room %r cannot be shown: %s", room_id, error)
+        case SettingsError():
+            return NotLetIn(str(error), "INVALID")
+        case _:
+            log.error("semel: room %r could not be shown", room_id, exc_info=error)
+    return NotLetIn("this room cannot be shown", "FAILED")
+
 
 class Joining:
-    """One who joins, as `user`, None for a spectator. `texts` are told in this order; what comes
-    next follows `position`.
-    """
+    """One who joins, as `user`, None for a spectator. `texts` are told, in this order."""
 
     def __init__(self, house: House, join: Join, user: str | None) -> None:
         self._house = house
         self._join = join
         self._user = user
         self.texts: Sequence[str] = ()
-        self.position: Position | None = None
+        self._updates = 0
+        self._reason: str | None = None
 
     async def begin(self) -> Position:
-        """When this returns, it is known what is to be told, and what follows."""
+        """Find out what is to be told. What comes next follows the position that it gives."""
         standing = await self._house.rooms.standing(self._join.room_id)
         self._house.rooms.look_after(standing, self._join.room_id)
         cursor, unreadable = parsed(self._join.cursor)
@@ -66,15 +84,22 @@ class Joining:
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be shown: %s", room_id, error)  # noqa: TRY400
             return self._afresh(standing, "unreadable")
-        self._house.counts.updates += len(news.entries) if isinstance(news, Burst) else 0
+        self._updates = len(news.entries) if isinstance(news, Burst) else 0
         self.texts = [self._joined(standing.position, resumed=True), *missed]
         return following.position
 
     def _afresh(self, standing: Standing, reason: str) -> Position:
-        self._house.counts.snapshots[reason] += 1
+        self._reason = reason
         told = messages.whole(self._join.room_id, standing, self._user, reason)
         self.texts = [self._joined(standing.position, resumed=False), *told]
         return standing.position
+
+    def count(self) -> None:
+        """It was told."""
+        counts = self._house.counts
+        counts.updates += self._updates
+        if self._reason is not None:
+            counts.snapshots[self._reason] += 1
 
     def _joined(self, head: Position, *, resumed: bool) -> str:
         house, join = self._house, self._join
@@ -86,4 +111,5 @@ class Joining:
             resumed=resumed,
             now_s=house.rooms.now_s(),
             heartbeat_s=house.heartbeat_s,
+            message_bytes=house.limits.message_bytes,
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from semel.errors import SettingsError
 from semel.http.sse.limits import Bucket
+from semel.rooms.asking import MOST_BYTES
 from semel.values import value
 
 __all__ = ["Limits", "Places"]
@@ -30,7 +31,7 @@ class Limits:
     accepts_per_s: float = 1000.0
     per_user: int = 100
     rooms: int = 16
-    message_bytes: int = 64 * 1024
+    message_bytes: int = MOST_BYTES
     messages_per_s: float = 20.0
     in_flight: int = 16
     join_within_s: float = 10.0

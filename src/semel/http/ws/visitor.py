@@ -97,6 +97,14 @@ def visitor_of(scope: Mapping[str, Any]) -> Visitor:
     return Visitor("GET", scope["path"], query, headers, scope)
 
 
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.netloc and not parts.path.strip("/"))
+
+
 class Origins:
     """Pages of which origins may connect. A browser says where a page comes from, and sends its
     cookies along, whoever made the page: without this, any page could play for its visitor.
@@ -108,8 +116,7 @@ class Origins:
     def __init__(self, origins: Iterable[str] | str | None) -> None:
         named = [origins] if isinstance(origins, str) else list(origins or ())
         for origin in named:
-            parts = urlsplit(origin)
-            if origin != "*" and not (parts.scheme and parts.netloc and not parts.path.strip("/")):
+            if origin != "*" and not _is_origin(origin):
                 raise SettingsError(
                     f'origins={origin!r}: write scheme and host, as in "https://shop.example"'
                 )

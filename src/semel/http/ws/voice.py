@@ -1,11 +1,14 @@
 """The way out of one connection: one message after another, and who has to wait.
 
 Answers wait in a queue while something else is written; under uvicorn they do not, as long as the
-client takes what is written (see `direct`).
+client takes what is written (see `direct`). A client that has not taken its answers is not listened
+to: it may be slow, and have asked for much. Who takes nothing at all is another matter, and not
+seen to here.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -14,13 +17,17 @@ from semel.http.asgi import Send
 from semel.http.sse.direct import transport_of
 from semel.http.ws.direct import line_of
 
-__all__ = ["MOST_ANSWERS", "MOST_WAITING", "Voice"]
+__all__ = ["Voice"]
 
-# Answers that a client has not taken. It has a few requests in flight at most, so it takes none.
-MOST_ANSWERS = 256
+# Answers that a client has not taken, and characters of them: a snapshot of the largest room. With
+# so many it is not listened to.
+FULL_ANSWERS = 256
+FULL_WAITING = 256 * 1024
 
-# Of all of them together: a few snapshots of the largest rooms.
-MOST_WAITING = 1024 * 1024
+# So many there are not of what it has asked for: of one more join, and of all actions under way.
+# What is told unasked goes on, and somebody who takes nothing of it is not worth more.
+MOST_ANSWERS = 2048
+MOST_WAITING = 8 * 1024 * 1024
 
 
 class Voice:
@@ -33,6 +40,8 @@ class Voice:
         self.answers: deque[str] = deque()
         self.waiting = 0
         """Characters of all answers."""
+        self._taken = asyncio.Event()
+        self.is_over = False
         self.is_writing = False
         self.wrote_at = ASYNC.now()
 
@@ -40,7 +49,21 @@ class Voice:
     def is_free(self) -> bool:
         """Can something be written at once, with nothing before it and nobody to wait for?"""
         line = self._line
-        return line is not None and not self.answers and not self.is_writing and line.is_free
+        return (
+            line is not None
+            and not self.is_over
+            and not self.answers
+            and not self.is_writing
+            and line.is_free
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.answers) >= FULL_ANSWERS or self.waiting >= FULL_WAITING
+
+    @property
+    def is_overfull(self) -> bool:
+        return len(self.answers) > MOST_ANSWERS or self.waiting > MOST_WAITING
 
     def put(self, text: str) -> None:
         """Behind what waits."""
@@ -50,7 +73,14 @@ class Voice:
     def next(self) -> str:
         text = self.answers.popleft()
         self.waiting -= len(text)
+        self._taken.set()
         return text
+
+    async def taken(self) -> None:
+        """Until the client has taken some of its answers, if there are many."""
+        while self.is_full:
+            self._taken.clear()
+            await self._taken.wait()
 
     def write(self, text: str) -> None:
         """At once; only while it is free."""

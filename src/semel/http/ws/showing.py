@@ -1,0 +1,126 @@
+"""What happens in the rooms that a connection has joined, as it is written to it.
+
+A seat is a position in its room's log, and what is written is what follows it. While the client
+takes what it is sent, that is done at once, by whoever has read it from the log; else by the
+connection's own task, which can wait.
+
+The easy mistake is to write to a seat that has ended while something was waited for: what is shown
+to one user is not to be seen by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from semel.errors import CorruptRecordError, StoreUnavailableError
+from semel.feed import Reset
+from semel.feed.values import Burst
+from semel.http.ws.seat import Seat, Seats
+from semel.http.ws.voice import Voice
+from semel.rooms import messages
+from semel.rooms.standing import Standing
+
+if TYPE_CHECKING:
+    from semel.http.ws.door import House
+
+__all__ = ["Showing"]
+
+log = logging.getLogger("semel")
+
+
+class Showing:
+    """`wake` calls whoever shows what cannot be shown at once."""
+
+    def __init__(
+        self, house: House, seats: Seats, voice: Voice, wake: Callable[[], object]
+    ) -> None:
+        self._house = house
+        self._seats = seats
+        self._voice = voice
+        self._wake = wake
+
+    def poke(self, seat: Seat) -> bool:
+        """There is something in its room."""
+        if not self._is_shown_at_once(seat):
+            seat.following.ask_again()
+            seat.is_ready = True
+            self._wake()
+        return True
+
+    def _is_shown_at_once(self, seat: Seat) -> bool:
+        """Write what has come, without waking anybody. Was that all?"""
+        if not self._voice.is_free:
+            return False
+        following = seat.following
+        before, burst = following.position, following.take_entries()
+        if burst is None:
+            return False
+        try:
+            texts = messages.for_all(burst.entries, seat.user)
+        except CorruptRecordError:  # who writes finds out, and sees to it
+            following.position = before
+            return False
+        for text in texts:
+            self._voice.write(text)
+        self._house.counts.updates += len(burst.entries)
+        return following.is_at_head
+
+    async def show(self, seat: Seat) -> bool:
+        """Write what has come. May there be more?"""
+        try:
+            return await self._shown(seat)
+        except CorruptRecordError as error:
+            log.error("semel: room %r cannot be shown: %s", seat.room_id, error)  # noqa: TRY400
+            return await self._skipped(seat)
+        except StoreUnavailableError:
+            seat.is_stuck = True
+        return False
+
+    async def _shown(self, seat: Seat) -> bool:
+        following = seat.following
+        before, news = following.position, following.take()
+        if news is None and following.needs_log:
+            news = await following.fetch() or following.take()
+            if following is not seat.following or not self._seats.has(seat):
+                return True  # meanwhile it has left, or was told how things stand
+        match news:
+            case Burst():
+                try:
+                    texts = messages.for_all(news.entries, seat.user)
+                except CorruptRecordError:
+                    following.position = before  # nothing of it was told
+                    raise
+                for text in texts:
+                    if not self._seats.has(seat):
+                        return False  # the client took its time, and may not see this any more
+                    await self._voice.say(text)
+                self._house.counts.updates += len(news.entries)
+                return not following.is_at_head
+            case Reset():
+                standing = Standing.of(self._house.rooms.room, seat.room_id, news.snapshot)
+                self._house.reset(seat.room_id, standing, news.reason)
+                await self._say_standing(seat, standing, news.reason)
+                return True
+        return False
+
+    async def _skipped(self, seat: Seat) -> bool:
+        """Past what cannot be read: how things stand is known all the same."""
+        try:
+            seen = seat.following.position.offset
+            standing = await self._house.rooms.standing(seat.room_id, seen=seen)
+        except StoreUnavailableError:
+            seat.is_stuck = True
+            return False
+        if self._seats.has(seat):
+            seat.go_on_from(self._house.rooms, standing.position)
+            await self._say_standing(seat, standing, "unreadable")
+        return True
+
+    async def _say_standing(self, seat: Seat, standing: Standing, reason: str) -> None:
+        for text in messages.whole(seat.room_id, standing, seat.user, reason):
+            if not self._seats.has(seat):
+                return
+            await self._voice.say(text)
+        self._house.counts.snapshots[reason] += 1
