@@ -449,9 +449,23 @@ class Client:
         return self.code
 
 
+class Unhurried(Client):
+    """Takes a message in `each_s`, and all of them in the end."""
+
+    each_s = 1.0
+
+    async def _send(self, message):
+        await asyncio.sleep(self.each_s)
+        await super()._send(message)
+
+
 async def seated(door, *users, room=ROOM):
     """A client of each of these, in the room; None only looks."""
     clients = [Client(door, user=user, room=room) for user in users]
     for client in clients:
         assert (await client.join())["type"] == "JOINED"
     return clients
+
+
+async def closed(*doors):
+    await asyncio.gather(*(door.aclose() for door in doors))

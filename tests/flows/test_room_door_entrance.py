@@ -1,0 +1,274 @@
+"""A door itself: who may come in, its settings, signs of life, its status, its end.
+
+Spoken to by hand, in simulated time: whoever is woken next is drawn by lot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel.errors import SettingsError
+from semel.http.ws import Limits, RoomDoor, Spectator
+from support.rooms import ROOM, Cards, Client, acted, closed, door_to, rooms_on, seated, simulated
+from support.web import ask
+
+# --- who may come in ----------------------------------------------------------------------------
+
+
+async def _slow(visitor, room_id):
+    await asyncio.sleep(3)
+    return visitor.token
+
+
+async def _never(visitor, room_id):
+    await asyncio.sleep(10**6)
+
+
+async def _raising(visitor, room_id):
+    raise ZeroDivisionError
+
+
+AUTHORISE = {
+    "sync": (lambda visitor, room_id: visitor.token, "JOINED"),
+    "async and slow": (_slow, "JOINED"),
+    "spectator": (lambda visitor, room_id: Spectator(), "JOINED"),
+    "by header": (lambda visitor, room_id: visitor.header("x-user"), "JOINED"),
+    "none": (lambda visitor, room_id: None, "UNAUTHORIZED"),
+    "false": (lambda visitor, room_id: False, "UNAUTHORIZED"),
+    "no name": (lambda visitor, room_id: "", "UNAUTHORIZED"),
+    "only another room": (lambda visitor, room_id: room_id == "t2" or None, "UNAUTHORIZED"),
+    "raising": (_raising, "UNAVAILABLE"),
+    "raising at once": (lambda visitor, room_id: 1 / 0, "UNAVAILABLE"),
+    "true": (lambda visitor, room_id: True, "INVALID"),
+    "a number": (lambda visitor, room_id: 7, "INVALID"),
+    "too long a name": (lambda visitor, room_id: "x" * 129, "INVALID"),
+    "a name with a line break": (lambda visitor, room_id: "a\nb", "INVALID"),
+    "never": (_never, "UNAVAILABLE"),
+}
+
+
+@pytest.mark.parametrize(("authorise", "told"), AUTHORISE.values(), ids=AUTHORISE)
+@simulated(1)
+async def test_whoever_is_asked_who_may_join_is_believed(store, authorise, told, caplog):
+    door = door_to(
+        rooms_on(store), authorise=authorise, limits=Limits(join_within_s=60), reauthorise_s=None
+    )
+    client = Client(door, user="ann", headers=[(b"x-user", b"ann")])
+    answer = await client.join()
+    if answer["type"] == "JOINED":
+        assert answer["payload"]["viewer"] in {"ann", None}
+    else:
+        error = answer["payload"]
+        assert (answer["type"], error["code"], error["tableId"]) == ("ERROR", told, ROOM)
+        assert error.get("retry", False) == (told == "UNAVAILABLE")
+        assert (await client.act("sit"))["error"]["code"] == "UNAUTHORIZED"
+        assert door.status().refused[told] >= 1
+        assert door.status().joined == 0
+    assert told in {"JOINED", answer["payload"].get("code")}
+    await closed(door)
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "is_let_in"),
+    [
+        (None, None, True),
+        (None, b"https://shop.example", True),
+        (None, b"https://SHOP.example", True),
+        (None, b"https://evil.example", False),
+        (None, b"null", False),
+        (None, b"https://[", False),
+        (None, b"http://[::1", False),
+        (None, b"https://shop.example]", False),
+        (None, "https://\u2100.example".encode(), False),
+        (None, b"\xff\xfe", False),
+        (None, b"", False),
+        (["https://app.example"], b"https://[", False),
+        (["https://app.example"], b"https://app.example", True),
+        (["https://app.example/"], b"https://APP.example", True),
+        (["https://app.example"], b"http://app.example", False),
+        (["https://app.example"], b"https://shop.example", False),
+        (["https://app.example"], b"https://app.example.evil", False),
+        ("*", b"https://evil.example", True),
+    ],
+)
+@simulated(1)
+async def test_pages_of_other_origins_are_turned_away(store, origins, origin, is_let_in):
+    door = door_to(rooms_on(store), origins=origins)
+    headers = [] if origin is None else [(b"origin", origin)]
+    old = Client(door, user="ann", headers=headers)
+    new = Client(door, user="ann", headers=headers, extensions=["websocket.http.response"])
+    if is_let_in:
+        assert (await old.join())["type"] == "JOINED"
+    else:
+        assert (await old.ended(), old.accepted) == (1008, False)
+        assert (await new.ended(), new.accepted) == (1008, False)  # of which servers make a 403
+        assert door.status().closed == {"origin": 2}
+    await closed(door)
+
+
+@simulated(1)
+async def test_settings_that_cannot_work_are_refused(store):
+    rooms = rooms_on(store)
+    for wrong in (
+        {"origins": "shop.example"},
+        {"origins": ["https://a.example/path"]},
+        {"origins": ["https://["]},
+        {"authorise": "me"},
+        {"heartbeat_s": 0},
+        {"max_age_s": -1},
+        {"reauthorise_s": 0},
+        {"limits": Limits(rooms=0)},
+        {"limits": Limits(messages_per_s=float("nan"))},
+    ):
+        with pytest.raises(SettingsError):
+            RoomDoor(rooms, **wrong)
+    with pytest.raises(SettingsError):
+        RoomDoor(store)
+    await rooms.aclose()
+
+
+@simulated(1)
+async def test_what_is_no_websocket_is_told_what_to_do(store):
+    door = door_to(rooms_on(store))
+    reply = await ask(door, "/rooms", method="GET")
+    assert (reply.status, reply.header("upgrade")) == (426, "websocket")
+    await closed(door)
+
+
+# --- signs of life ------------------------------------------------------------------------------
+
+
+@simulated()
+async def test_heartbeats_tell_the_time_and_where_rooms_end(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms, heartbeat_s=5)
+    (ann,) = await seated(door, "ann")
+    await ann.join("t2")
+    await ann.act("sit")
+    await ann.at(1)
+    await asyncio.sleep(21)
+    beats = [m["payload"] for m in ann.messages if m["type"] == "HEARTBEAT"]
+    assert 3 <= len(beats) <= 5
+    assert abs(beats[-1]["serverTime"] / 1000 - store.wall()) < 7
+    assert set(beats[-1]["heads"]) == {ROOM, "t2"}
+    assert beats[-1]["heads"][ROOM] == ann.cursor
+    await closed(door)
+
+
+@simulated()
+async def test_a_ping_is_answered_by_a_heartbeat_also_before_joining(store):
+    door = door_to(rooms_on(store))
+    client = Client(door, user="ann")
+    client.raw('{"type":"PING"}')
+    await client.until(lambda c: c.kinds == ["HEARTBEAT"])
+    assert client.messages[0]["payload"]["heads"] == {}
+    await client.join()
+    client.raw('{"type":"PING","payload":{}}')
+    await client.until(lambda c: c.kinds[-1] == "HEARTBEAT")
+    assert client.messages[-1]["payload"]["heads"] == {ROOM: client.cursor}
+    await closed(door)
+
+
+# --- what people are told -----------------------------------------------------------------------
+
+
+@simulated()
+async def test_playing_moves_every_number_of_the_status(store):
+    rooms, other = rooms_on(store, Cards(turn_s=10)), rooms_on(store, Cards(turn_s=10))
+    door = door_to(rooms)
+    ann, bob = await seated(door, "ann", "bob")
+    await ann.act("sit", "a-1")
+    await ann.act("sit", "a-1")
+    await bob.act("sit")
+    await ann.act("deal")
+    await bob.act("play")
+    await acted(other, "cat", "say")
+    store.delay_s = 0.05
+    await acted(other, "cat", "say")
+    await ann.act("say")
+    store.delay_s = 0
+    await asyncio.sleep(15)
+    ann.say("REQUEST_SNAPSHOT", "s", reason="gap")
+    await ann.answer("s")
+    await bob.hang_up()
+    status = door.status()
+    assert (status.name, status.rooms, status.connections, status.joined) == ("table", 1, 1, 1)
+    assert (status.requests, status.accepted, status.repeated) == (6, 4, 1)  # and no timeout
+    assert status.refused == {"NOT_YOUR_TURN": 1}
+    assert status.timeouts == 1
+    assert status.updates == 2 * 7
+    assert (status.snapshots, status.gaps) == ({"join": 2, "gap": 1}, 1)
+    assert status.closed == {"gone": 1}
+    assert sum(status.action_s.counts) == 6
+    assert (status.outage, status.draining, status.ready) == ("", False, True)
+    await other.aclose()
+    await closed(door)
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+@simulated()
+async def test_a_drain_closes_everybody_one_after_another_and_lets_nobody_in(store):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    clients = await seated(door, *(f"u{n}" for n in range(20)))
+    clients[0].stick()
+    draining = asyncio.ensure_future(door.drain(5))
+    await asyncio.sleep(2)
+    assert 3 < sum(client.task.done() for client in clients) < 17
+    assert door.status().draining
+    assert not door.status().ready
+    late = Client(door, user="late")
+    assert await late.ended() == 1013
+    await draining
+    assert {client.code for client in clients[1:]} == {1001}
+    assert door.status().connections == 0
+    assert door.status().closed == {"drained": 20, "overloaded": 1}
+    await closed(door)
+
+
+@simulated(1)
+async def test_a_drain_takes_no_longer_than_there_is_somebody_to_close(store):
+    door = door_to(rooms_on(store))
+    (ann,) = await seated(door, "ann")
+    began = asyncio.get_running_loop().time()
+    await door.drain(10)
+    assert asyncio.get_running_loop().time() - began < 1
+    assert ann.code == 1001
+    await closed(door)
+
+
+@simulated(1)
+async def test_as_an_app_of_its_own_it_begins_and_ends_with_the_server(store):
+    door = door_to(rooms_on(store))
+    said = asyncio.Queue()
+    told = []
+
+    async def send(message):
+        told.append(message["type"])
+
+    running = asyncio.ensure_future(door({"type": "lifespan"}, said.get, send))
+    said.put_nowait({"type": "lifespan.startup"})
+    (ann,) = await seated(door, "ann")
+    said.put_nowait({"type": "lifespan.shutdown"})
+    await running
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert ann.task.done()
+
+
+@simulated(1)
+async def test_a_drain_cuts_off_who_takes_nothing_without_a_word_in_the_log(store, caplog):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann = Client(door, user="ann")
+    await ann.join()
+    ann.stick()
+    await door.drain(1.0)
+    await asyncio.sleep(0.1)
+    assert ann.task.done()
+    assert not ann.task.cancelled()
+    assert ann.task.exception() is None
+    await closed(door)
