@@ -419,25 +419,57 @@ async def test_a_deadline_that_nobody_could_look_after_fails(store, deadline, ca
     await rooms.aclose()
 
 
-class Odd(Room):
-    """Takes keys and tuples as they come, which JSON turns into something else."""
+class Tuples(Room):
+    """Tuples are lists when they come back; for everybody, and from the first time on."""
 
     def apply(self, state, action, ctx):
-        return Accepted({1: (1, 2), None: True, "big": 10**400}, ("a", {2: 3}))
+        return Accepted({"x": (1, 2), "big": 10**400}, ("a", {"b": ()}))
 
     def view(self, state, viewer):
-        return {7: state}
+        return {"all": (state,)}
 
 
 @simulated()
-async def test_what_json_says_otherwise_is_the_same_for_everybody(store):
-    rooms = rooms_on(store, Odd())
+async def test_tuples_are_lists_for_everybody(store):
+    rooms = rooms_on(store, Tuples())
     reply = await acted(rooms, "ann", "go", "a-1")
     again = await acted(rooms, "ann", "go", "a-1")
-    assert reply.reply == again.reply == ["a", {"2": 3}]
+    assert reply.reply == again.reply == ["a", {"b": []}]
     standing = await rooms.standing(ROOM)
-    assert standing.state() == {"1": [1, 2], "null": True, "big": 10**400}
-    assert standing.view(None) == {"7": standing.state()}
+    assert standing.state() == {"x": [1, 2], "big": 10**400}
+    assert standing.view(None) == {"all": [standing.state()]}
+    await rooms.aclose()
+
+
+ODD_KEYS = {
+    "state['seats']": lambda state, ctx: Accepted({**state, "seats": {1: "ann"}}),
+    "state['x'][1]": lambda state, ctx: Accepted({**state, "x": ("tuples are fine", {2: 3})}),
+    "reply": lambda state, ctx: Accepted(state, {1: "ann"}),
+    "event": lambda state, ctx: Accepted(state, events=[(ALL, {1: "ann"})]),
+}
+
+
+@pytest.mark.parametrize("where", ODD_KEYS)
+@simulated(1)
+async def test_a_key_that_would_come_back_as_text_fails_and_the_log_says_where(
+    store, where, caplog
+):
+    """Taken, it would not be found any more by the rules that have written it."""
+    rooms = rooms_on(store)
+    rooms.room.gives = ODD_KEYS[where]
+    assert (await acted(rooms, "ann", "give")).code == "FAILED"
+    assert f"{where} has the key " in caplog.text
+    assert (await acted(rooms, "ann", "say")).version == 1
+    await rooms.aclose()
+
+
+@pytest.mark.parametrize("method", ["begin", "view", "result"])
+@simulated(1)
+async def test_also_where_a_room_begins_and_where_it_is_shown(store, method, caplog):
+    rooms = rooms_on(store)
+    setattr(rooms.room, method, lambda *_: {"x": {1: 2}})
+    assert (await acted(rooms, "ann", "say")).code == "FAILED"
+    assert f"{'state' if method == 'begin' else method}['x'] has the key 1" in caplog.text
     await rooms.aclose()
 
 

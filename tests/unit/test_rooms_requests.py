@@ -45,6 +45,7 @@ def test_what_is_asked_has_a_fingerprint():
         {**ACTION, "x": b"y"},
         {**ACTION, "x": "\ud800"},
         {**ACTION, (1, 2): 3},
+        {**ACTION, "x": [{1: 2}]},
         {"x": 1},
         {"actionType": 1},
         "say",

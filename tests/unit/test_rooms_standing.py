@@ -73,20 +73,39 @@ def test_somebody_who_is_no_member_is_everybody_else():
 def test_a_view_that_is_the_state_with_something_else_in_it_is_what_json_makes_of_it():
     class Tuples(Asked):
         def view(self, state, viewer):
-            state[1] = (1, 2)
+            state["x"] = (1, 2)
             return state
 
         def members(self, state):
             return ()
 
     standing = Standing.of(Tuples(), "r", Snapshot(AT, "unknown"))
-    assert standing.view(None) == {"of": "r", "1": [1, 2]}
+    assert standing.view(None) == {"of": "r", "x": [1, 2]}
 
 
 def test_what_is_plain_is_what_was_written_and_read():
-    assert plain({1: (1, {None: True})}) == {"1": [1, {"null": True}]}
-    assert plain(None) is None
+    assert plain({"a": (1, {"b": True})}, "it") == {"a": [1, {"b": True}]}
+    assert plain(None, "it") is None
     assert said({"é": 1.0}) == '{"é":1.0}'
     for wrong in (float("nan"), float("inf"), {1}, b"x", {(1,): 1}, object()):
         with pytest.raises((TypeError, ValueError)):
             said(wrong)
+
+
+KEYS = {
+    "a number": ({1: 2}, "it has the key 1, and would come back from JSON with the key '1'"),
+    "nothing": (
+        {None: 2},
+        "it has the key None, and would come back from JSON with the key 'null'",
+    ),
+    "a truth": ({"a": [0, {True: 2}]}, "it['a'][1] has the key True"),
+    "behind a tuple": ({"a": ({"b": 1}, {"b": {2.5: 2}})}, "it['a'][1]['b'] has the key 2.5"),
+}
+
+
+@pytest.mark.parametrize(("what", "said"), KEYS.values(), ids=KEYS)
+def test_a_key_that_is_no_text_is_an_error_that_says_where_it_is(what, said):
+    with pytest.raises(TypeError) as error:
+        plain(what, "it")
+    assert str(error.value).startswith(said)
+    assert "str(key)" in str(error.value)

@@ -67,10 +67,11 @@ def _accepted(tip: Standing, request: Request, decision: Accepted, most: int) ->
     mark = mark_of(request.id, request.fingerprint) + seal_of(text.encode())
     position = following(tip.position, mark)
     after = Standing(tip.room, position, text)
+    after.check(decision.state)
     _check_deadline(after.deadline)
     after.finished = finished(tip, after)
     entry = written(request.room_id, tip, after, decision.events).encode()
-    reply = Reply(position.offset, plain(decision.reply))  # as it is when it comes again
+    reply = Reply(position.offset, plain(decision.reply, "reply"))  # as it is when it comes again
     answer = kept(reply)  # what cannot be kept fails here, before anything is sent
     if (size := max(len(text.encode()), len(entry), len(answer))) > most:
         return _refused(

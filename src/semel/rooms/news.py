@@ -21,7 +21,7 @@ from semel.entries import Entry, Position
 from semel.errors import CorruptRecordError, SettingsError
 from semel.rooms.patches import diff
 from semel.rooms.room import ALL, Audience, Event
-from semel.rooms.standing import Standing, said
+from semel.rooms.standing import Standing, check_keys, said
 from semel.values import value
 
 __all__ = ["Told", "finished", "told", "written"]
@@ -66,6 +66,7 @@ def _users(before: Standing, after: Standing) -> Iterable[str]:
 def _event(event: Any) -> list[Any]:
     match event:
         case (audience, payload):
+            check_keys(payload, "event")
             return [_named(audience), payload]
     raise SettingsError(f"an event is a pair: (ALL, what), or ([user], what); not {event!r:.80}")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from semel.entries import MOST_NUMBER
 from semel.errors import CorruptRecordError, SettingsError
-from semel.rooms.standing import said
+from semel.rooms.standing import check_keys, said
 from semel.values import value
 
 __all__ = [
@@ -109,7 +109,9 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
     if is_deeper(action, MOST_DEPTH):
         raise SettingsError(f"the action is nested more than {MOST_DEPTH} levels deep")
     try:
-        return hashlib.sha256(_SORTED([dict(action), version]).encode()).digest()
+        content = dict(action)
+        check_keys(content, "action")
+        return hashlib.sha256(_SORTED([content, version]).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(f"the action cannot be written as JSON: {error}"[:200]) from error
 

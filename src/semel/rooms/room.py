@@ -107,7 +107,8 @@ class Deadline:
 class Room(ABC):
     """The rules of one kind of room. Its methods are pure, and change nothing they are given.
 
-    States, actions, replies, events and views are what JSON can say, with text as keys.
+    States, actions, replies, events and views are what JSON can say, with text as keys: any other
+    key is an error that says where it is. Tuples come back as lists.
     """
 
     def begin(self, room_id: str) -> Any:

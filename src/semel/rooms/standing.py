@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from semel.entries import Position, Snapshot, beginning
 from semel.rooms.room import Deadline, Room
 
-__all__ = ["Standing", "plain", "said"]
+__all__ = ["Standing", "check_keys", "plain", "said"]
 
 _WRITTEN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -24,9 +24,41 @@ def said(what: Any) -> str:
     return _WRITTEN(what)
 
 
-def plain(what: Any) -> Any:
-    """As it is when it was written and read again: keys are text, and tuples lists."""
-    return what if what is None else json.loads(_WRITTEN(what))
+def plain(what: Any, where: str) -> Any:
+    """As it is when it was written and read again: tuples are lists. See `check_keys`."""
+    if what is None:
+        return None
+    read = json.loads(_WRITTEN(what))
+    if read != what:  # ten times as fast as to look at each key, which is for tuples' sake
+        check_keys(what, where)
+    return read
+
+
+def check_keys(what: Any, where: str) -> None:
+    """`TypeError` for a key that is no text: JSON would make it text, and rules not find it."""
+    if (path := _to_odd_key(what)) is not None:
+        *way, key = path
+        at = "".join(f"[{step!r}]" for step in way)
+        raise TypeError(
+            f"{where}{at} has the key {key!r}, and would come back from JSON with the key "
+            f"{json.dumps(key)!r}: keys are text; write str(key), and look for that"
+        )
+
+
+def _to_odd_key(what: Any) -> tuple[Any, ...] | None:
+    if isinstance(what, dict):
+        for key in what:
+            if not isinstance(key, str):
+                return (key,)
+        inside: Iterable[tuple[Any, Any]] = what.items()
+    elif isinstance(what, list | tuple):
+        inside = enumerate(what)
+    else:
+        return None
+    for step, each in inside:
+        if (path := _to_odd_key(each)) is not None:
+            return (step, *path)
+    return None
 
 
 class Standing:
@@ -62,13 +94,13 @@ class Standing:
     def of(cls, room: Room, room_id: str, snapshot: Snapshot) -> Standing:
         """As the log has it; a room in which nothing has happened is as it begins."""
         if snapshot.state is None:
-            return cls(room, snapshot.position, said(room.begin(room_id)))
+            return cls(room, snapshot.position, _begun(room, room_id))
         text, _, finished = snapshot.state.decode().partition(_APART)
         return cls(room, snapshot.position, text, Position.parse(finished))
 
     @classmethod
     def at_the_beginning(cls, room: Room, room_id: str, stream: str) -> Standing:
-        return cls(room, beginning(stream), said(room.begin(room_id)))
+        return cls(room, beginning(stream), _begun(room, room_id))
 
     def kept(self) -> bytes:
         """As the log keeps it."""
@@ -79,6 +111,13 @@ class Standing:
     @property
     def version(self) -> int:
         return self.position.offset
+
+    def check(self, state: Any) -> None:
+        """Is what the rules gave what they will be given? `TypeError` where it is not."""
+        read = json.loads(self.text)
+        self._packed = marshal.dumps(read, _PACKED)  # somebody is about to ask
+        if read != state:
+            check_keys(state, "state")
 
     def state(self) -> Any:
         """For whoever asks, and nobody else."""
@@ -106,13 +145,13 @@ class Standing:
             seen = self._seen()
             shown = self.room.view(seen, viewer)
             is_all = shown is seen and marshal.dumps(seen, _PACKED) == self._packed
-            self._views[viewer] = shown if is_all else plain(shown)
+            self._views[viewer] = shown if is_all else plain(shown, "view")
         return self._views[viewer]
 
     def result(self, user: str | None) -> Any:
         viewer = self.viewer_of(user)
         if viewer not in self._results:
-            self._results[viewer] = plain(self.room.result(self._seen(), viewer))
+            self._results[viewer] = plain(self.room.result(self._seen(), viewer), "result")
         return self._results[viewer]
 
     @property
@@ -121,6 +160,12 @@ class Standing:
             self._deadline = self.room.deadline(self._seen())
         found: Deadline | None = self._deadline
         return found
+
+
+def _begun(room: Room, room_id: str) -> str:
+    state = room.begin(room_id)
+    check_keys(state, "state")
+    return said(state)
 
 
 _UNKNOWN: Any = object()
