@@ -207,8 +207,8 @@ class AtOnce:
         self.client.texts.append(text)
 
 
-async def _busy_with_another(store, rooms, door, monkeypatch):
-    """Somebody to whom another room is being shown, which takes long, and when it is to go on."""
+async def _being_fetched(rooms, door, monkeypatch):
+    """Somebody for whom the log is asked, which takes long, and when it is to answer."""
     lines, gate, began = [], asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(voice, "line_of", lambda send: lines.append(AtOnce(send)) or lines[-1])
     fetch = Subscription.fetch
@@ -219,28 +219,28 @@ async def _busy_with_another(store, rooms, door, monkeypatch):
         return await fetch(following)
 
     client = Client(door, user="ann")
-    await client.join("other")
     await client.join()
     (line,) = lines
     line.is_free = False
     client.stick()
+    await acted(rooms, "ann", "sit")
+    await asyncio.sleep(0.1)  # which is being written
+    await dealt(rooms, "ann", "bob")
     for number in range(300):  # so that it is served from the log
-        await acted(rooms, "cat", "say", room="other", text=number)
+        await acted(rooms, "cat", "say", text=number)
     monkeypatch.setattr(Subscription, "fetch", slow)
     client.stick(stuck=False)
     await asyncio.wait_for(began.wait(), 60)
-    await dealt(rooms, "ann", "bob")
-    await asyncio.sleep(0.1)
     line.is_free = True
     return client, gate
 
 
 @pytest.mark.parametrize("then", ["it is left", "somebody else joins"])
 @simulated()
-async def test_a_seat_that_is_over_while_another_is_shown_is_told_nothing(store, then, monkeypatch):
+async def test_a_seat_that_is_over_when_the_log_answers_is_told_nothing(store, then, monkeypatch):
     rooms = rooms_on(store)
     door = door_to(rooms, limits=Limits(behind_events=1000))
-    client, gate = await _busy_with_another(store, rooms, door, monkeypatch)
+    client, gate = await _being_fetched(rooms, door, monkeypatch)
     card = (await state_of(rooms))["seats"]["ann"]["card"]
     if then == "it is left":
         client.say("LEAVE", "l")
@@ -250,10 +250,53 @@ async def test_a_seat_that_is_over_while_another_is_shown_is_told_nothing(store,
         await client.join()
     begun = len(client.texts)
     gate.set()
-    await client.until(lambda c: len(c.all("TABLE_STATE_UPDATE", "other")) == 300)
     await asyncio.sleep(2)
-    behind = [json.loads(text) for text in client.texts[begun:]]
-    assert {m["payload"]["tableId"] for m in behind if "tableId" in m["payload"]} == {"other"}
+    assert [json.loads(text)["type"] for text in client.texts[begun:]] == []
+    assert card not in "".join(client.texts)
+    await closed(door)
+
+
+@simulated()
+async def test_what_the_log_answers_comes_before_what_happens_meanwhile(store, monkeypatch):
+    rooms = rooms_on(store)
+    door = door_to(rooms, limits=Limits(behind_events=1000))
+    client, gate = await _being_fetched(rooms, door, monkeypatch)
+    for _ in range(3):
+        await acted(rooms, "cat", "say")
+    gate.set()
+    for _ in range(3):
+        await acted(rooms, "cat", "say")
+    await client.at((await rooms.standing(client.room)).version)
+    versions = [update["stateVersion"] for update in client.all("TABLE_STATE_UPDATE")]
+    assert versions == list(range(1, len(versions) + 1))
+    await closed(door)
+
+
+@pytest.mark.parametrize("then", ["it is left", "somebody else joins"])
+@simulated()
+async def test_a_seat_that_is_over_while_another_is_shown_is_told_nothing(store, then):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    client = Client(door, user="ann")
+    await client.join("other")
+    await client.join()
+    client.stick()
+    await acted(rooms, "cat", "say", room="other")
+    await asyncio.sleep(0.1)  # which is being written
+    await dealt(rooms, "ann", "bob")
+    card = (await state_of(rooms))["seats"]["ann"]["card"]
+    begun = len(client.texts)
+    if then == "it is left":
+        client.say("LEAVE", "l")
+    else:
+        client.say("JOIN", "l", token="bob")
+    await asyncio.sleep(0.1)
+    client.stick(stuck=False)
+    await client.answer("l")
+    await asyncio.sleep(2)
+    behind = [json.loads(text)["type"] for text in client.texts[begun:]]
+    told = ["LEFT"] if then == "it is left" else ["JOINED", "TABLE_SNAPSHOT"]
+    assert behind == ["TABLE_STATE_UPDATE", *told]
     assert card not in "".join(client.texts)
     await closed(door)
 

@@ -147,7 +147,7 @@ def chips_of(state):
 class WiredStore:
     """A store behind a line that counts what is asked, is slow, is cut, and loses answers.
 
-    `held`: appends to these streams wait until `let_go`.
+    `held`: these verbs on these streams wait until `let_go`, or else their answers do.
     """
 
     def __init__(self, inner, clock=None):
@@ -166,11 +166,12 @@ class WiredStore:
     def wall(self):
         return self.clock.now_us() / 1e6
 
-    def hold(self, stream=STREAM):
-        self.held[stream] = asyncio.Event()
+    def hold(self, stream=STREAM, *verbs, answers=False):
+        """Those, or else appends; with `answers`, they are late, and not the questions."""
+        self.held[stream] = asyncio.Event(), verbs or ("append",), answers
 
     def let_go(self, stream=STREAM):
-        self.held.pop(stream).set()
+        self.held.pop(stream)[0].set()
 
     def log(self, colour):
         return _WiredLog(self, self.inner.log(colour))
@@ -206,10 +207,13 @@ class _WiredLog:
             name = stream if isinstance(stream, str) else None
             store.asked[verb, name] += 1
             await asyncio.sleep(store.delay_s)
-            if verb == "append" and name in store.held:
-                await store.held[name].wait()
+            event, verbs, is_late = store.held.get(name, (None, (), False))
+            if verb in verbs and not is_late:
+                await event.wait()
             self._cut(verb, name, store.lose_request)
             answer = await getattr(self._inner, verb)(stream, *words, **more)
+            if verb in verbs and is_late:
+                await event.wait()
             if store.late_s:
                 await asyncio.sleep(store.late_s)
             self._cut(verb, name, store.lose_reply)

@@ -53,6 +53,7 @@ class Connection:
         self._woken = asyncio.Event()
         self.wake = self._woken.set
         """There may be something to write."""
+        self.taken = self._voice.taken
         self._hearing = Hearing(self, visitor)
         self._showing = Showing(house, self.seats, self._voice, self.wake)
         self._task = asyncio.current_task()
@@ -64,10 +65,9 @@ class Connection:
 
     def look(self, now: float) -> None:
         """What is due? Called once a second."""
-        limits = self.house.limits
         if self._voice.is_writing and self._is_slow(now):
             self.drop("slow")
-        elif not self.seats and now - self.seats.none_since > limits.join_within_s:
+        elif self._is_idle(now):
             self.close("idle")
         elif now >= self._old_at:
             self.close("old")
@@ -81,6 +81,13 @@ class Connection:
             if now >= seat.asks_at:
                 seat.put_off()
                 keep(asyncio.ensure_future(self._ask_again(seat)))
+
+    def _is_idle(self, now: float) -> bool:
+        return (
+            not self.seats
+            and not self._hearing.is_joining
+            and now - self.seats.none_since > self.house.limits.join_within_s
+        )
 
     def _is_slow(self, now: float) -> bool:
         limits = self.house.limits
@@ -154,6 +161,7 @@ class Connection:
             self.close("failed")
         finally:
             reading.cancel()
+            self._hearing.close()
             for seat in self.seats:
                 self.seats.leave(seat)
 

@@ -1,7 +1,8 @@
 """What a client asks, one message after another, and what it is answered.
 
 Whatever it sends is answered, by its id where it has one: a client that waits is not to wait for
-nothing. Only who has lost its seat in a room hears nothing of it any more, also not what came of an
+nothing. What it asks of one room is done in turn, and a room that cannot be read keeps it from no
+other. Only who has lost its seat in a room hears nothing of it any more, also not what came of an
 action that was on its way. Such an action goes on, as does that of a client which is gone: it is
 decided in the room, and whoever comes back with the same request hears how.
 """
@@ -9,22 +10,34 @@ decided in the room, and whoever comes back with the same request hears how.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from semel.colour import ASYNC, keep
 from semel.http.sse.limits import Bucket
 from semel.http.ws.acting import RETRY_BUSY_S, acted
 from semel.http.ws.joining import Joining, why_not
+from semel.http.ws.seat import Seat
 from semel.http.ws.visitor import NotLetIn, Visitor, let_in
 from semel.rooms import messages
 from semel.rooms.asking import Act, Asked, Join, Leave, Malformed, Ping, WantsSnapshot, asked
+from semel.rooms.standing import Standing
 
 if TYPE_CHECKING:
     from semel.http.ws.connection import Connection
 
 __all__ = ["Hearing"]
+
+log = logging.getLogger("semel")
+
+# Of a room: what takes its time, and what comes behind that.
+InTurn: TypeAlias = Join | WantsSnapshot | Leave | Act
+
+# How often it is looked again how things stand, where more was shown meanwhile.
+MOST_LOOKS = 3
 
 # Messages in a row that were too many: whoever does not listen is closed.
 MOST_REFUSED = 100
@@ -42,9 +55,24 @@ class Hearing:
         self._bucket = Bucket(self._house.limits.messages_per_s)
         self._refused = 0
         self._acting = 0
+        self._in_turn: dict[str, deque[InTurn]] = {}
+        """By room: what is being done, and what waits for it."""
+        self._waiting = 0
+        self._moved = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_joining(self) -> bool:
+        """Is anybody asked whether it may join, or how things stand?"""
+        return bool(self._in_turn)
+
+    def close(self) -> None:
+        """Nothing that it has asked is done any more, but for actions."""
+        for task in self._tasks:
+            task.cancel()
 
     async def hear(self, message: Mapping[str, Any]) -> None:
-        """One message, as the server hands it over. The next one waits until this is done."""
+        """One message, as the server hands it over."""
         text = message.get("text")
         try:
             if text is None:
@@ -84,16 +112,55 @@ class Hearing:
 
     async def _do(self, request: Asked) -> None:
         match request:
-            case Act():
+            case Ping():
+                self._connection.beat()
+            case Act() if request.room_id not in self._in_turn:
                 self._begin(request)
+            case Leave() if request.room_id not in self._in_turn:
+                self._leave(request)
+            case _:
+                await self._put_in_turn(request)
+
+    async def _put_in_turn(self, request: InTurn) -> None:
+        """Behind what was asked of the same room. Who asks much at once is not listened to."""
+        room_id = request.room_id
+        waiting = self._in_turn.get(room_id)
+        self._waiting += 1
+        if waiting is not None:
+            waiting.append(request)
+        else:
+            waiting = self._in_turn[room_id] = deque([request])
+            task = asyncio.ensure_future(self._do_in_turn(room_id, waiting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        while self._waiting >= self._house.limits.in_flight:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def _do_in_turn(self, room_id: str, waiting: deque[InTurn]) -> None:
+        try:
+            while waiting:
+                await self._do_one(waiting.popleft())
+                self._waiting -= 1
+                self._moved.set()
+        except Exception:
+            log.exception("semel: a connection failed, and is closed")
+            self._connection.close("failed")
+        finally:
+            del self._in_turn[room_id]
+
+    async def _do_one(self, request: InTurn) -> None:
+        match request:
             case Join():
                 await self._join(request)
             case WantsSnapshot():
                 await self._show_snapshot(request)
             case Leave():
                 self._leave(request)
-            case Ping():
-                self._connection.beat()
+            case Act():
+                self._begin(request)
+            case _:
+                assert_never(request)
 
     def _refuse(self, asked: Join | WantsSnapshot, why: NotLetIn) -> None:
         self._house.counts.refused[why.code] += 1
@@ -111,13 +178,16 @@ class Hearing:
 
     async def _join(self, join: Join) -> None:
         visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
+        begun = ASYNC.now()
         try:
             self._seats.check_room(join.room_id)
             user = await let_in(self._house.authorise, visitor, join.room_id)
             joining = Joining(self._house, join, user)
             position = await joining.begin()
+            await self._connection.taken()  # several rooms may have much to tell
             seat = self._seats.take(join.room_id, user, visitor, position)
         except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
+            self._seats.none_since += ASYNC.now() - begun  # which it has not spent doing nothing
             self._refuse(join, why_not(error, join.room_id))
             return
         for text in joining.texts:
@@ -138,8 +208,7 @@ class Hearing:
             return
         house.counts.gaps += request.reason == "gap"
         try:
-            seen = seat.following.position.offset
-            standing = await house.rooms.standing(request.room_id, seen=seen)
+            standing = await self._standing(seat)
             texts = messages.whole(
                 request.room_id, standing, seat.user, request.reason, request.request_id
             )
@@ -154,6 +223,18 @@ class Hearing:
             self._tell(text)
         house.counts.snapshots[request.reason] += 1
         self._connection.wake()
+
+    async def _standing(self, seat: Seat) -> Standing:
+        """As it is when it is told: what is shown meanwhile is not taken back by it."""
+        looks = 0
+        while True:
+            seen = seat.following.position.offset
+            standing = await self._house.rooms.standing(seat.room_id, seen=seen)
+            await self._connection.taken()
+            looks += 1
+            # One that stays older is of a log that has lost something.
+            if standing.version >= seat.following.position.offset or looks == MOST_LOOKS:
+                return standing
 
     # --- actions --------------------------------------------------------------------------------
 

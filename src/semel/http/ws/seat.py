@@ -10,21 +10,26 @@ import logging
 import math
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from semel.colour import ASYNC
 from semel.entries import Position
 from semel.errors import SettingsError
-from semel.feed import Subscription
+from semel.feed import Reset, Subscription
+from semel.feed.values import Burst
 from semel.http.ws.visitor import Authorise, NotLetIn, Visitor, let_in
 from semel.rooms import Rooms
+from semel.rooms.standing import Standing
 
 if TYPE_CHECKING:
     from semel.http.ws.connection import Connection
 
-__all__ = ["Seat", "Seats"]
+__all__ = ["Found", "Seat", "Seats"]
 
 log = logging.getLogger("semel")
+
+Found: TypeAlias = Burst | Reset | Standing | Exception | None
+"""What the log has answered, asked what follows, or how things stand."""
 
 ASK_JITTER = 0.2
 
@@ -40,6 +45,8 @@ class Seat:
         "asks_at",
         "decided_at",
         "following",
+        "found",
+        "is_asking",
         "is_ready",
         "is_stuck",
         "room_id",
@@ -61,6 +68,10 @@ class Seat:
         self.following = following
         self.is_ready = True
         """May there be something to be told?"""
+        self.is_asking = False
+        """Is the log asked what follows? One question at a time."""
+        self.found: tuple[Position, Found] | None = None
+        """What it has answered, and is not told yet; and how far it was told before."""
         self.is_stuck = False
         """The log did not answer; it is asked again by and by."""
         self._ask_each_s = ask_each_s
@@ -68,6 +79,11 @@ class Seat:
         """When somebody has last said that it may be here."""
         self.asks_at = math.inf
         self.put_off()
+
+    @property
+    def has_before(self) -> bool:
+        """Is there, or may there be, something to be told before what is new?"""
+        return self.is_asking or self.found is not None
 
     def put_off(self) -> None:
         """Ask later whether it may still be here; those who came together not all together."""
@@ -95,6 +111,7 @@ class Seat:
         self.following = rooms.follow(self.room_id, position)
         self.following.at_once, before.at_once = before.at_once, None
         before.close()  # not sooner: a reader whom nobody follows is let go
+        self.found = None
         self.is_ready = True
 
     def close(self) -> None:
@@ -133,6 +150,7 @@ class Seats:
 
     def take(self, room_id: str, user: str | None, visitor: Visitor, position: Position) -> Seat:
         """In place of the one that is there. What it is told follows the position."""
+        self.check_room(room_id)  # again: others were asked for meanwhile
         house, before = self._house, self.get(room_id)
         if (before is None or before.user != user) and not house.places.has_one_for(user):
             message = f"you have {house.limits.per_user} places already; leave some"

@@ -4,20 +4,25 @@ A seat is a position in its room's log, and what is written is what follows it. 
 takes what it is sent, that is done at once, by whoever has read it from the log; else by the
 connection's own task, which can wait.
 
+Whoever writes waits for the client, and never for the log: one room of which that does not answer
+is not to keep the others, and what was asked, from a client.
+
 The easy mistake is to write to a seat that has ended while something was waited for: what is shown
 to one user is not to be seen by the next.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
+from semel.colour import keep
 from semel.errors import CorruptRecordError, StoreUnavailableError
 from semel.feed import Reset
 from semel.feed.values import Burst
-from semel.http.ws.seat import Seat, Seats
+from semel.http.ws.seat import Found, Seat, Seats
 from semel.http.ws.voice import Voice
 from semel.rooms import messages
 from semel.rooms.standing import Standing
@@ -51,7 +56,7 @@ class Showing:
 
     def _is_shown_at_once(self, seat: Seat) -> bool:
         """Write what has come, without waking anybody. Was that all?"""
-        if not self._voice.is_free:
+        if not self._voice.is_free or seat.has_before:
             return False
         following = seat.following
         before, burst = following.position, following.take_entries()
@@ -69,23 +74,24 @@ class Showing:
 
     async def show(self, seat: Seat) -> bool:
         """Write what has come. May there be more?"""
+        if seat.is_asking:
+            return False  # it is woken when there is an answer
         try:
             return await self._shown(seat)
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be shown: %s", seat.room_id, error)  # noqa: TRY400
-            return await self._skipped(seat)
+            self._ask(seat, self._standing(seat))
         except StoreUnavailableError:
             seat.is_stuck = True
         return False
 
     async def _shown(self, seat: Seat) -> bool:
         following = seat.following
-        before, news = following.position, following.take()
-        if news is None and following.needs_log:
-            news = await following.fetch() or following.take()
-            if following is not seat.following or not self._seats.has(seat):
-                return True  # meanwhile it has left, or was told how things stand
+        before, news = seat.found or (following.position, following.take())
+        seat.found = None
         match news:
+            case Exception():
+                raise news
             case Burst():
                 try:
                     texts = messages.for_all(news.entries, seat.user)
@@ -103,20 +109,13 @@ class Showing:
                 self._house.reset(seat.room_id, standing, news.reason)
                 await self._say_standing(seat, standing, news.reason)
                 return True
+            case Standing():
+                seat.go_on_from(self._house.rooms, news.position)
+                await self._say_standing(seat, news, "unreadable")
+                return True
+        if following.needs_log:
+            self._ask(seat, following.fetch())
         return False
-
-    async def _skipped(self, seat: Seat) -> bool:
-        """Past what cannot be read: how things stand is known all the same."""
-        try:
-            seen = seat.following.position.offset
-            standing = await self._house.rooms.standing(seat.room_id, seen=seen)
-        except StoreUnavailableError:
-            seat.is_stuck = True
-            return False
-        if self._seats.has(seat):
-            seat.go_on_from(self._house.rooms, standing.position)
-            await self._say_standing(seat, standing, "unreadable")
-        return True
 
     async def _say_standing(self, seat: Seat, standing: Standing, reason: str) -> None:
         for text in messages.whole(seat.room_id, standing, seat.user, reason):
@@ -124,3 +123,34 @@ class Showing:
                 return
             await self._voice.say(text)
         self._house.counts.snapshots[reason] += 1
+
+    # --- what has to be asked for ---------------------------------------------------------------
+
+    def _ask(self, seat: Seat, work: Coroutine[Any, Any, Found]) -> None:
+        seat.is_asking = True
+        keep(asyncio.ensure_future(self._answered(seat, work)))
+
+    async def _answered(self, seat: Seat, work: Coroutine[Any, Any, Found]) -> None:
+        following, before = seat.following, seat.following.position
+        found: Found
+        try:
+            found = await work
+        except Exception as error:  # noqa: BLE001 - raised by whoever shows it
+            found = error
+        seat.is_asking = False
+        if following is seat.following:  # else it was told meanwhile how things stand
+            seat.found = None if found is None else (before, found)
+        seat.is_ready = True
+        self._wake()
+
+    async def _standing(self, seat: Seat) -> Standing:
+        """Past what cannot be read: how things stand is known all the same."""
+        try:
+            seen = seat.following.position.offset
+            return await self._house.rooms.standing(seat.room_id, seen=seen)
+        except CorruptRecordError as error:
+            raise _UnreadableError(str(error)) from error  # no way leads past that
+
+
+class _UnreadableError(Exception):
+    """Whoever comes back is told that this room cannot be shown, and has the others."""
