@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from room_history import ROOM, Node
-from room_members import Line, message
+from room_members import LATENCY_S, Line, message
 from room_table import of
 
 from semel.client.room_rules import Guest
@@ -203,11 +203,21 @@ class Client:
                 continue
             drawn = chance.random()
             if drawn < 0.7 or not self.world.may("odd"):
-                self.click(self._wish())
+                self._do(self._wish())
             elif drawn < 0.85 and self.sent:
                 self._say_again()
             else:
                 self._be_odd()
+
+    def _do(self, action: dict[str, Any]) -> None:
+        """Who leaves the table may be gone before the page shows that they have."""
+        self.click(action)
+        chance, line = self.world.chance, self.line
+        is_leaving = action["actionType"] == "stand" and line is not None
+        if is_leaving and chance.random() < 2 * self.world.cuts:
+            self.world.hit("walked_out")
+            # The server has heard of it by then.
+            self.world.loop.after(LATENCY_S + 0.05 * chance.random(), line.cut)
 
     def _wish(self) -> dict[str, Any]:
         chance, state = self.world.chance, self.guest.confirmed

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # So many messages are buffered for who does not read; then the server has to wait.
 BUFFER = 12
 
+# Of a line, at most.
+LATENCY_S = 0.03
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -296,7 +299,7 @@ class Line:
     # --- the network ----------------------------------------------------------------------------
 
     def _later(self, after: float) -> float:
-        latency_s = 0.03 * self.world.chance.random()
+        latency_s = LATENCY_S * self.world.chance.random()
         return max(after, self.world.loop.clock_s + latency_s)
 
     def _at(self, when: float, arrive: Callable[[], None]) -> None:

@@ -61,7 +61,7 @@ SOMETIMES = (
     "slow", "stuck", "swallowed", "echoed", "overtaken", "ring_lost", "spurious", "last_ring_lost",
     "request_lost", "reply_lost", "late", "doubled", "double_click", "sent_again", "other_payload",
     "number_again", "asked_again", "unknown_outcome", "never_sent", "odd", "left", "presence",
-    "resumed", "not_resumed", "snapshot_join", "snapshot_reconnect", "snapshot_gap",
+    "walked_out", "resumed", "not_resumed", "snapshot_join", "snapshot_reconnect", "snapshot_gap",
     "snapshot_manual", "snapshot_stale", "snapshot_trimmed", "snapshot_ahead", "snapshot_forked",
     "snapshot_gone", "snapshot_unreadable", "snapshot_overrun", "hung_up_ended", "hung_up_silence",
     "hung_up_drained", "hung_up_overloaded", "hung_up_told", "hung_up_unauthorized", "hung_up_left",
@@ -168,7 +168,7 @@ class World(PartyWorld):
     def fail_over(self) -> None:
         """And those who were not answered, or are not sure, say the last they said again."""
         self.tables.fail_over()
-        for client in self.clients:
+        for client in self.clients if self.is_playing else ():
             if client.line is not None and client.sent and self.chance.random() < 0.5:
                 client.line.say(client.sent[-1])
 
@@ -268,23 +268,34 @@ class World(PartyWorld):
     async def _perhaps_fall_silent(self) -> None:
         """Nobody plays any more; and then nobody is there when the turn is over."""
         drawn = self.chance.random()
-        if drawn < 0.1 and self.may("failover"):
-            self.is_playing = False
-            self.arm()
-            await self.pause(4.0)
-        elif drawn < 0.3 and self.may("failover"):
+        if drawn < 0.25 and self.may("failover"):
+            await self._take_back_a_timeout()
+        elif drawn < 0.45 and self.may("failover"):
             self.tables.keep_a_copy()
-            for client in self.clients:
-                if client.user is not None:
-                    client.click({"actionType": "deal"})
+            self._deal()
             await self.pause(0.7)
             self.fail_over()
             await self.pause(0.4)
             self._go_to_sleep()
-        elif drawn < 0.7 and self.may("black_out"):
+        elif drawn < 0.8 and self.may("black_out"):
             self._go_to_sleep()
             self.black_out()
             await self.pause(6.0)
+
+    async def _take_back_a_timeout(self) -> None:
+        """Of the only server there is, which lives on; and nobody asks it for anything."""
+        self._deal()
+        await self.pause(0.7)
+        self.is_playing = False
+        for member in self.there()[1:]:
+            member.stop()
+        self.arm()
+        await asyncio.sleep(4.0)
+
+    def _deal(self) -> None:
+        for client in self.clients:
+            if client.user is not None:
+                client.click({"actionType": "deal"})
 
     def _go_to_sleep(self) -> None:
         """Whoever comes back sees to the turn. If all others do without is what is asked here."""
