@@ -13,7 +13,10 @@ from semel.client.room_patches import PatchError, patched
 from semel.rooms import patches
 from support.room_vectors import FOLDER, Walk, cases, message, snapshot, update
 
-FILES = ("versions", "snapshots", "requests", "optimistic", "clicks", "connection", "garbage")
+FILES = (
+    *("versions", "snapshots", "requests", "optimistic", "clicks"),
+    *("connection", "pauses", "garbage"),
+)
 WALKS = [case for file in FILES for case in cases(file)]
 PATCHES = cases("patches")
 

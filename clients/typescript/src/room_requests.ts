@@ -88,6 +88,11 @@ export class Requests {
     return this.#done.length + this.#queue.length;
   }
 
+  /** Does somebody wait for an answer? */
+  get isAwaited(): boolean {
+    return this.#queue.length > 0;
+  }
+
   /** Is nothing on its way, and everything to be seen that was answered? */
   isSettled(version: number | null): boolean {
     return this.#queue.length === 0 && version !== null && version >= this.#reached;
@@ -185,16 +190,17 @@ export class Requests {
 
   // --- the connection ---------------------------------------------------------------------------
 
-  /** `mostBytes` of a message, if the server has said so. */
-  joined(now: number, mostBytes: number | null, resumed: boolean): void {
+  /** `mostBytes` of a message, if the server has said so; `at` is the confirmed version. */
+  joined(now: number, mostBytes: number | null, resumed: boolean, at: number): void {
+    const before = this.pending;
     this.#isIn = true;
     this.#isCurrent = resumed;
+    if (resumed) this.#done = this.#done.filter(({ version }) => version > at);
     this.#told = 0;
     this.#doneBefore = this.#done;
     this.#mostBytes = mostBytes;
-    const count = this.#queue.length;
     this.#queue = this.#queue.filter((request) => !this.#isTooLarge(request));
-    if (this.#queue.length < count) this.#options.changed();
+    if (this.pending < before) this.#options.changed();
     this.#pursue(now);
   }
 

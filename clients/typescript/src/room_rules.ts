@@ -41,6 +41,9 @@ const PATIENCE = 2.5;
 // Results that were handed over, and may come again.
 const REMEMBERED = 64;
 
+// So many connections, at least, are tried in the time that an action has.
+const TRIES = 5;
+
 const CLOSED = "closed before an answer came: the outcome is unknown";
 const ANOTHER = "joined as somebody else before an answer came: the outcome is unknown";
 
@@ -91,6 +94,7 @@ export class Guest {
   readonly #steps: RoomStep[] = [];
   #phase: "waiting" | "opening" | "joining" | "open" = "waiting";
   #until = -Infinity;
+  #isToldWhen = false; // to come back: nobody comes sooner
   #silenceMs: number;
   #rushed = false;
   #joinId = "";
@@ -169,7 +173,7 @@ export class Guest {
     this.#replica.tick(now);
     if (now < this.#until) return;
     if (this.#phase !== "waiting") {
-      this.#again(now, "silence", this.#backoff.pauseMs());
+      this.#again(now, "silence", this.#pauseMs());
       return;
     }
     this.#phase = "opening";
@@ -189,6 +193,7 @@ export class Guest {
     if (twin !== null) return twin;
     const id = requestId || this.#newId();
     this.#requests.add(now, id, said, key, !requestId);
+    this.#hurry(now);
     return id;
   }
 
@@ -243,9 +248,9 @@ export class Guest {
       this.#rushed = true;
       this.#again(now, "drained", this.#options.chance() * this.#terms.backoffMs);
     } else if (code === TRY_LATER) {
-      this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#backoff.pauseMs());
+      this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#pauseMs(), true);
     } else {
-      this.#again(now, "ended", this.#backoff.pauseMs());
+      this.#again(now, "ended", this.#pauseMs());
     }
   }
 
@@ -261,9 +266,25 @@ export class Guest {
     }
   }
 
-  #again(now: number, why: HangUpWhy, afterMs: number): void {
+  #pauseMs(): number {
+    return this.#backoff.pauseMs(this.#mostMs());
+  }
+
+  /** Whoever waits for an answer has only so long; the others need not come together. */
+  #mostMs(): number {
+    return this.#requests.isAwaited ? this.#terms.timeoutMs / TRIES : Infinity;
+  }
+
+  /** The pause was made when nobody waited for an answer; now somebody does. */
+  #hurry(now: number): void {
+    if (this.#phase !== "waiting" || !this.#requests.isAwaited || this.#isToldWhen) return;
+    this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
+  }
+
+  #again(now: number, why: HangUpWhy, afterMs: number, isToldWhen = false): void {
     this.#phase = "waiting";
     this.#until = now + afterMs;
+    this.#isToldWhen = isToldWhen;
     this.#replica.lost();
     this.#requests.lost();
     this.#steps.push({ step: "hang up", afterMs, why });
@@ -300,7 +321,7 @@ export class Guest {
         break;
       case "LEFT":
         // Whether we may come back is said when we do.
-        this.#again(now, "left", this.#backoff.pauseMs());
+        this.#again(now, "left", this.#pauseMs());
         break;
     }
   }
@@ -324,7 +345,7 @@ export class Guest {
     }
     this.#user = viewer;
     this.#replica.joined(now, resumed, parsed(payload["head"]));
-    this.#requests.joined(now, whole(payload["messageBytes"]) || null, resumed);
+    this.#requests.joined(now, whole(payload["messageBytes"]) || null, resumed, this.version ?? 0);
   }
 
   #heartbeat(now: number, { heads }: Payload): void {
@@ -374,10 +395,10 @@ export class Guest {
   /** Told not to come in, though not for good. */
   #turnedAway(now: number, afterMs: number | null): void {
     if (afterMs === null) {
-      this.#again(now, "ended", this.#backoff.pauseMs());
+      this.#again(now, "ended", this.#pauseMs());
     } else {
       // Nobody comes sooner than told, and not all together.
-      this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs);
+      this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs, true);
     }
   }
 
@@ -389,7 +410,7 @@ export class Guest {
     this.#isRefused = true;
     const rushed = this.#rushed;
     this.#rushed = true;
-    this.#again(now, "unauthorized", rushed ? this.#backoff.pauseMs() : 0);
+    this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0);
   }
 
   // --- what follows from it ---------------------------------------------------------------------

@@ -175,7 +175,10 @@ export const ROOM_TERMS: RoomTerms = {
   buffered: 256,
 };
 
-/** Pauses that grow: from half the first one, at random, up to twice the last one's most. */
+/**
+ * Pauses that grow: from half the first one, at random, up to twice the last one's most. `most` is as
+ * long as one may get; the first one may always be what it is.
+ */
 export class Backoff {
   readonly #terms: RoomTerms;
   readonly #chance: () => number;
@@ -186,10 +189,16 @@ export class Backoff {
     this.#chance = chance;
   }
 
-  pauseMs(): number {
-    const base = this.#terms.backoffMs;
-    const ceiling = Math.min(base * 2 ** Math.min(this.#failures, 30), this.#terms.longestMs);
+  pauseMs(most = Infinity): number {
     this.#failures += 1;
+    return this.sameMs(most);
+  }
+
+  /** After the same failure: another chance. */
+  sameMs(most = Infinity): number {
+    const base = this.#terms.backoffMs;
+    const doubled = base * 2 ** Math.min(Math.max(0, this.#failures - 1), 30);
+    const ceiling = Math.min(doubled, this.#terms.longestMs, Math.max(base, most));
     return base / 2 + this.#chance() * (ceiling - base / 2);
   }
 

@@ -5,7 +5,7 @@
  */
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 
 import { Guest } from "../dist/room_rules.js";
 import { ActionError, ActionTimeoutError, ROOM_TERMS, RoomError } from "../dist/room_values.js";
@@ -13,6 +13,11 @@ import { cursorOf } from "./vectors.mjs";
 
 const FOLDER = new URL("../../vectors/room/", import.meta.url);
 export const TABLE = "t";
+
+/** By name, all of them. */
+export function roomFiles() {
+  return readdirSync(FOLDER).map((file) => file.replace(/\.json$/, ""));
+}
 
 export function roomCases(name) {
   return JSON.parse(readFileSync(new URL(`${name}.json`, FOLDER), "utf8"));

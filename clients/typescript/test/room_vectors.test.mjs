@@ -2,11 +2,9 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { PatchError, patched } from "../dist/patches.js";
-import { Walk, roomCases, update } from "./room_vectors.mjs";
+import { Walk, roomCases, roomFiles, update } from "./room_vectors.mjs";
 
-const FILES = ["versions", "snapshots", "requests", "optimistic", "clicks", "connection", "garbage"];
-
-for (const file of FILES) {
+for (const file of roomFiles().filter((name) => name !== "patches")) {
   for (const { name, options = {}, steps } of roomCases(file)) {
     test(`${file}: ${name}`, () => {
       for (const chance of [0, 1]) {

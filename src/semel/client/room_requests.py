@@ -101,6 +101,11 @@ class Requests:
     def pending(self) -> int:
         return len(self._done) + len(self._queue)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Does somebody wait for an answer?"""
+        return bool(self._queue)
+
     def is_settled(self, version: int | None) -> bool:
         """Is nothing on its way, and everything to be seen that was answered?"""
         return not self._queue and version is not None and version >= self._reached
@@ -185,15 +190,17 @@ class Requests:
 
     # --- the connection -----------------------------------------------------------------------
 
-    def joined(self, now_s: float, most_bytes: int | None, *, resumed: bool) -> None:
-        """`most_bytes` of a message, if the server has said so."""
+    def joined(self, now_s: float, most_bytes: int | None, *, resumed: bool, at: int) -> None:
+        """`most_bytes` of a message, if the server has said so; `at` is the confirmed version."""
+        before = self.pending
         self._is_in = True
         self._is_current = resumed
+        if resumed:
+            self._done = [each for each in self._done if each.version > at]
         self._told, self._done_before = 0, self._done
         self._most_bytes = most_bytes
-        count = len(self._queue)
         self._queue = [request for request in self._queue if not self._is_too_large(request)]
-        if len(self._queue) < count:
+        if self.pending < before:
             self._on_changed()
         self._pursue(now_s)
 

@@ -12,6 +12,7 @@ table is said to be is in `room_replica`, what is wanted of it in `room_requests
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
@@ -57,6 +58,9 @@ PATIENCE: Final = 2.5
 
 # Results that were handed over, and may come again.
 REMEMBERED: Final = 64
+
+# So many connections, at least, are tried in the time that an action has.
+TRIES: Final = 5
 
 CLOSED: Final = "closed before an answer came: the outcome is unknown"
 ANOTHER: Final = "joined as somebody else before an answer came: the outcome is unknown"
@@ -106,6 +110,7 @@ class Guest:
         self.over: Over | None = None
         self._phase: Phase = "waiting"
         self._until_s = float("-inf")
+        self._is_told_when = False  # to come back: nobody comes sooner
         self._silence_s = PATIENCE * terms.heartbeat_s
         self._backoff = Backoff(terms, chance)
         self._rushed = False
@@ -182,7 +187,7 @@ class Guest:
         if now_s < self._until_s:
             return
         if self._phase != "waiting":
-            self._again(now_s, "silence", self._backoff.pause_s())
+            self._again(now_s, "silence", self._pause_s())
             return
         self._phase = "opening"
         self._until_s = now_s + self._terms.connect_s
@@ -208,6 +213,7 @@ class Guest:
             return twin
         id = request_id or self._new_id()
         self._requests.add(now_s, id, said, key, is_new=not request_id)
+        self._hurry(now_s)
         return id
 
     def request_snapshot(self, now_s: float) -> None:
@@ -264,10 +270,10 @@ class Guest:
             self._rushed = True
             self._again(now_s, "drained", self._chance() * self._terms.backoff_s)
         elif code == TRY_LATER:
-            pause_s = 2 * self._terms.backoff_s + self._backoff.pause_s()
-            self._again(now_s, "overloaded", pause_s)
+            pause_s = 2 * self._terms.backoff_s + self._pause_s()
+            self._again(now_s, "overloaded", pause_s, is_told_when=True)
         else:
-            self._again(now_s, "ended", self._backoff.pause_s())
+            self._again(now_s, "ended", self._pause_s())
 
     def received(self, now_s: float, message: str | bytes) -> None:
         if self.over is not None or self._phase not in {"joining", "open"}:
@@ -280,9 +286,22 @@ class Guest:
         elif said.payload.get("tableId", self.table_id) == self.table_id:
             self._take(now_s, said)
 
-    def _again(self, now_s: float, why: Why, after_s: float) -> None:
+    def _pause_s(self) -> float:
+        return self._backoff.pause_s(self._most_s())
+
+    def _most_s(self) -> float:
+        """Whoever waits for an answer has only so long; the others need not come together."""
+        return self._terms.timeout_s / TRIES if self._requests.is_awaited else math.inf
+
+    def _hurry(self, now_s: float) -> None:
+        """The pause was made when nobody waited for an answer; now somebody does."""
+        if self._phase == "waiting" and self._requests.is_awaited and not self._is_told_when:
+            self._until_s = min(self._until_s, now_s + self._backoff.same_s(self._most_s()))
+
+    def _again(self, now_s: float, why: Why, after_s: float, *, is_told_when: bool = False) -> None:
         self._phase = "waiting"
         self._until_s = now_s + after_s
+        self._is_told_when = is_told_when
         self._replica.lost()
         self._requests.lost()
         self._steps.append(HangUp(after_s, why))
@@ -312,7 +331,7 @@ class Guest:
                 self._error(now_s, request_id, payload)
             case "LEFT":
                 # Whether we may come back is said when we do.
-                self._again(now_s, "left", self._backoff.pause_s())
+                self._again(now_s, "left", self._pause_s())
 
     def _joined(self, now_s: float, payload: Payload) -> None:
         if self._phase != "joining":
@@ -334,7 +353,7 @@ class Guest:
         head, resumed = parsed(payload.get("head")), payload.get("resumed") is True
         self._replica.joined(now_s, resumed=resumed, head=head)
         most_bytes = whole(payload.get("messageBytes")) or None
-        self._requests.joined(now_s, most_bytes, resumed=resumed)
+        self._requests.joined(now_s, most_bytes, resumed=resumed, at=self.version or 0)
 
     def _heartbeat(self, now_s: float, payload: Payload) -> None:
         heads = payload.get("heads")
@@ -377,10 +396,11 @@ class Guest:
     def _turned_away(self, now_s: float, after_s: float | None) -> None:
         """Told not to come in, though not for good."""
         if after_s is None:
-            self._again(now_s, "ended", self._backoff.pause_s())
+            self._again(now_s, "ended", self._pause_s())
         else:
             # Nobody comes sooner than told, and not all together.
-            self._again(now_s, "told", after_s + self._chance() * self._terms.backoff_s)
+            pause_s = after_s + self._chance() * self._terms.backoff_s
+            self._again(now_s, "told", pause_s, is_told_when=True)
 
     def _unauthorized(self, now_s: float, message: str) -> None:
         if not self._renews:
@@ -388,7 +408,7 @@ class Guest:
             return
         self._is_refused = True
         rushed, self._rushed = self._rushed, True
-        self._again(now_s, "unauthorized", self._backoff.pause_s() if rushed else 0.0)
+        self._again(now_s, "unauthorized", self._pause_s() if rushed else 0.0)
 
     # --- what follows from it -----------------------------------------------------------------
 

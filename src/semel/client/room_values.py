@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -217,17 +218,25 @@ class Terms:
 
 
 class Backoff:
-    """Pauses that grow: from half the first one, at random, up to twice the last one's most."""
+    """Pauses that grow: from half the first one, at random, up to twice the last one's most.
+
+    `most_s` is as long as one may get; the first one may always be what it is.
+    """
 
     def __init__(self, terms: Terms, chance: Callable[[], float]) -> None:
         self._terms = terms
         self._chance = chance
         self._failures = 0
 
-    def pause_s(self) -> float:
-        base_s = self._terms.backoff_s
-        ceiling_s = min(base_s * 2.0 ** min(self._failures, 30), self._terms.longest_s)
+    def pause_s(self, most_s: float = math.inf) -> float:
         self._failures += 1
+        return self.same_s(most_s)
+
+    def same_s(self, most_s: float = math.inf) -> float:
+        """After the same failure: another chance."""
+        base_s = self._terms.backoff_s
+        doubled_s = base_s * 2.0 ** min(max(0, self._failures - 1), 30)
+        ceiling_s = min(doubled_s, self._terms.longest_s, max(base_s, most_s))
         return base_s / 2 + self._chance() * (ceiling_s - base_s / 2)
 
     def reset(self) -> None:

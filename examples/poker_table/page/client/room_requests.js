@@ -41,6 +41,10 @@ export class Requests {
     get pending() {
         return this.#done.length + this.#queue.length;
     }
+    /** Does somebody wait for an answer? */
+    get isAwaited() {
+        return this.#queue.length > 0;
+    }
     /** Is nothing on its way, and everything to be seen that was answered? */
     isSettled(version) {
         return this.#queue.length === 0 && version !== null && version >= this.#reached;
@@ -135,16 +139,18 @@ export class Requests {
         return { type: "ACTION_REQUEST", requestId: id, ...numbered, payload: { ...action, tableId } };
     }
     // --- the connection ---------------------------------------------------------------------------
-    /** `mostBytes` of a message, if the server has said so. */
-    joined(now, mostBytes, resumed) {
+    /** `mostBytes` of a message, if the server has said so; `at` is the confirmed version. */
+    joined(now, mostBytes, resumed, at) {
+        const before = this.pending;
         this.#isIn = true;
         this.#isCurrent = resumed;
+        if (resumed)
+            this.#done = this.#done.filter(({ version }) => version > at);
         this.#told = 0;
         this.#doneBefore = this.#done;
         this.#mostBytes = mostBytes;
-        const count = this.#queue.length;
         this.#queue = this.#queue.filter((request) => !this.#isTooLarge(request));
-        if (this.#queue.length < count)
+        if (this.pending < before)
             this.#options.changed();
         this.#pursue(now);
     }

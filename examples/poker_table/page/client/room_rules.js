@@ -18,6 +18,8 @@ import { parsed, printed } from "./rules.js";
 const PATIENCE = 2.5;
 // Results that were handed over, and may come again.
 const REMEMBERED = 64;
+// So many connections, at least, are tried in the time that an action has.
+const TRIES = 5;
 const CLOSED = "closed before an answer came: the outcome is unknown";
 const ANOTHER = "joined as somebody else before an answer came: the outcome is unknown";
 // What a server says of a message that it could not read, so that it may not know whose it was.
@@ -37,6 +39,7 @@ export class Guest {
     #steps = [];
     #phase = "waiting";
     #until = -Infinity;
+    #isToldWhen = false; // to come back: nobody comes sooner
     #silenceMs;
     #rushed = false;
     #joinId = "";
@@ -109,7 +112,7 @@ export class Guest {
         if (now < this.#until)
             return;
         if (this.#phase !== "waiting") {
-            this.#again(now, "silence", this.#backoff.pauseMs());
+            this.#again(now, "silence", this.#pauseMs());
             return;
         }
         this.#phase = "opening";
@@ -128,6 +131,7 @@ export class Guest {
             return twin;
         const id = requestId || this.#newId();
         this.#requests.add(now, id, said, key, !requestId);
+        this.#hurry(now);
         return id;
     }
     requestSnapshot(now) {
@@ -181,10 +185,10 @@ export class Guest {
             this.#again(now, "drained", this.#options.chance() * this.#terms.backoffMs);
         }
         else if (code === TRY_LATER) {
-            this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#backoff.pauseMs());
+            this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#pauseMs(), true);
         }
         else {
-            this.#again(now, "ended", this.#backoff.pauseMs());
+            this.#again(now, "ended", this.#pauseMs());
         }
     }
     received(now, said) {
@@ -201,9 +205,23 @@ export class Guest {
             this.#take(now, message);
         }
     }
-    #again(now, why, afterMs) {
+    #pauseMs() {
+        return this.#backoff.pauseMs(this.#mostMs());
+    }
+    /** Whoever waits for an answer has only so long; the others need not come together. */
+    #mostMs() {
+        return this.#requests.isAwaited ? this.#terms.timeoutMs / TRIES : Infinity;
+    }
+    /** The pause was made when nobody waited for an answer; now somebody does. */
+    #hurry(now) {
+        if (this.#phase !== "waiting" || !this.#requests.isAwaited || this.#isToldWhen)
+            return;
+        this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
+    }
+    #again(now, why, afterMs, isToldWhen = false) {
         this.#phase = "waiting";
         this.#until = now + afterMs;
+        this.#isToldWhen = isToldWhen;
         this.#replica.lost();
         this.#requests.lost();
         this.#steps.push({ step: "hang up", afterMs, why });
@@ -238,7 +256,7 @@ export class Guest {
                 break;
             case "LEFT":
                 // Whether we may come back is said when we do.
-                this.#again(now, "left", this.#backoff.pauseMs());
+                this.#again(now, "left", this.#pauseMs());
                 break;
         }
     }
@@ -262,7 +280,7 @@ export class Guest {
         }
         this.#user = viewer;
         this.#replica.joined(now, resumed, parsed(payload["head"]));
-        this.#requests.joined(now, whole(payload["messageBytes"]) || null, resumed);
+        this.#requests.joined(now, whole(payload["messageBytes"]) || null, resumed, this.version ?? 0);
     }
     #heartbeat(now, { heads }) {
         const head = isMapping(heads) ? parsed(heads[this.#options.tableId]) : null;
@@ -313,11 +331,11 @@ export class Guest {
     /** Told not to come in, though not for good. */
     #turnedAway(now, afterMs) {
         if (afterMs === null) {
-            this.#again(now, "ended", this.#backoff.pauseMs());
+            this.#again(now, "ended", this.#pauseMs());
         }
         else {
             // Nobody comes sooner than told, and not all together.
-            this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs);
+            this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs, true);
         }
     }
     #unauthorized(now, message) {
@@ -328,7 +346,7 @@ export class Guest {
         this.#isRefused = true;
         const rushed = this.#rushed;
         this.#rushed = true;
-        this.#again(now, "unauthorized", rushed ? this.#backoff.pauseMs() : 0);
+        this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0);
     }
     // --- what follows from it ---------------------------------------------------------------------
     #moved(update) {

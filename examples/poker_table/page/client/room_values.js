@@ -56,7 +56,10 @@ export const ROOM_TERMS = {
     longestMs: 30_000,
     buffered: 256,
 };
-/** Pauses that grow: from half the first one, at random, up to twice the last one's most. */
+/**
+ * Pauses that grow: from half the first one, at random, up to twice the last one's most. `most` is as
+ * long as one may get; the first one may always be what it is.
+ */
 export class Backoff {
     #terms;
     #chance;
@@ -65,10 +68,15 @@ export class Backoff {
         this.#terms = terms;
         this.#chance = chance;
     }
-    pauseMs() {
-        const base = this.#terms.backoffMs;
-        const ceiling = Math.min(base * 2 ** Math.min(this.#failures, 30), this.#terms.longestMs);
+    pauseMs(most = Infinity) {
         this.#failures += 1;
+        return this.sameMs(most);
+    }
+    /** After the same failure: another chance. */
+    sameMs(most = Infinity) {
+        const base = this.#terms.backoffMs;
+        const doubled = base * 2 ** Math.min(Math.max(0, this.#failures - 1), 30);
+        const ceiling = Math.min(doubled, this.#terms.longestMs, Math.max(base, most));
         return base / 2 + this.#chance() * (ceiling - base / 2);
     }
     reset() {
