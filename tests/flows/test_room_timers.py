@@ -123,6 +123,17 @@ async def test_who_only_acts_need_not_look_after_turns(store):
     await closed(acting, looking)
 
 
+@simulated(1)
+async def test_who_only_acts_forgets_what_it_has_noted(store):
+    home = rooms_on(store, Cards(3600.0))
+    for number in range(MOST_NOTES + 200):
+        await acted(home, "ann", "sit", room=f"r{number}")
+        await acted(home, "ann", "deal", room=f"r{number}")
+    assert store.asked["append", NOTES] == MOST_NOTES + 200
+    assert len(home.timers._noted) == MOST_NOTES
+    await closed(home)
+
+
 @simulated(1, 2, 3)
 async def test_a_turn_that_is_played_in_time_is_never_timed_out(store):
     homes = servers(store, 2)
@@ -389,6 +400,44 @@ async def test_rules_that_cannot_tell_when_a_turn_is_over_keep_no_notes_of_other
     await asyncio.sleep(30)
     assert await timeouts(homes[0], "odd") == ["turn-1", "turn-2"]
     await closed(*homes)
+
+
+@simulated(1)
+async def test_a_room_whose_node_is_away_keeps_no_notes_of_other_rooms(store):
+    """As in a cluster, where the notes are on another one."""
+    homes = servers(store, 2, turn_s=2.0)
+    await dealt(homes[0], "zoe", "bob", room="away")
+    for verb in ("load", "read", "append"):
+        store.lose_request[verb, "table:room:away"] = 10**9
+    for number in range(200):
+        await acted(homes[number % 2], "ann", "sit", room="fine")
+        await acted(homes[number % 2], "ann", "deal", room="fine")
+        await asyncio.sleep(3)
+    assert store.asked["append", NOTES] > 100
+    assert await notes(store, homes[0]) <= TRIM_EACH + 30
+    store.lose_request.clear()
+    await asyncio.sleep(30)
+    assert await timeouts(homes[0], "away") == ["turn-1", "turn-2"]
+    await closed(*homes)
+
+
+class EndsAtOnce(Cards):
+    """Rules by which the very first turn ends at a time that is none."""
+
+    def deadline(self, state):
+        return Deadline("t", float("nan"))
+
+
+@simulated(1)
+async def test_a_first_deadline_that_is_no_time_is_told_of_and_keeps_nobody_busy(store, caplog):
+    home = rooms_on(store, EndsAtOnce())
+    home.start()
+    home.look_soon(ROOM)
+    home.look_after(await home.standing(ROOM), ROOM)
+    await asyncio.sleep(60)
+    assert "deadline gave Deadline(turn='t', at_s=nan)" in caplog.text
+    assert store.asked["load", STREAM] < 40
+    await closed(home)
 
 
 @simulated(1, 2)

@@ -6,12 +6,10 @@ Whatever the rules raise goes through: whoever asks sees to it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from semel.errors import SettingsError
 from semel.rooms.news import finished, written
-from semel.rooms.requests import MOST_REQUEST, Reply, Request, kept
-from semel.rooms.room import Accepted, Context, Deadline, Refused
+from semel.rooms.requests import Reply, Request, kept
+from semel.rooms.room import Accepted, Context, Refused
 from semel.rooms.standing import Standing, plain, said
 from semel.stores.log_rules import following, mark_of, seal_of
 from semel.values import value
@@ -33,12 +31,8 @@ class Decided:
     kept: bytes
     after: Standing | None = None
     entry: bytes | None = None
-
-    @property
-    def ends_s(self) -> float:
-        """When the turn that begins by it is over."""
-        deadline = None if self.after is None else self.after.deadline
-        return math.inf if deadline is None else deadline.at_s
+    ends_s: float = math.inf
+    """When the turn that begins by it is over."""
 
 
 def decide(tip: Standing, request: Request, ctx: Context, most_bytes: int) -> Decided:
@@ -68,7 +62,7 @@ def _accepted(tip: Standing, request: Request, decision: Accepted, most: int) ->
     position = following(tip.position, mark)
     after = Standing(tip.room, position, text)
     after.check(decision.state)
-    _check_deadline(after.deadline)
+    deadline = after.deadline  # rules that cannot tell fail here
     after.finished = finished(tip, after)
     entry = written(request.room_id, tip, after, decision.events).encode()
     reply = Reply(position.offset, plain(decision.reply, "reply"))  # as it is when it comes again
@@ -77,22 +71,9 @@ def _accepted(tip: Standing, request: Request, decision: Accepted, most: int) ->
         return _refused(
             tip, "TOO_LARGE", f"the room would have {size:,} bytes, and may have {most:,}"
         )
-    return Decided(reply, answer, after, entry)
+    return Decided(reply, answer, after, entry, math.inf if deadline is None else deadline.at_s)
 
 
 def _refused(tip: Standing, code: str, message: str) -> Decided:
     reply = Reply(tip.version, None, str(code) or "INVALID", str(message))
     return Decided(reply, kept(reply))
-
-
-def _check_deadline(deadline: Any) -> None:
-    match deadline:
-        case None:
-            return
-        case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
-            if 0 < len(turn.encode()) <= MOST_REQUEST - len(TIMEOUT) and turn.isprintable():
-                return
-    raise SettingsError(
-        f"deadline gave {deadline!r:.80}; it is to give Deadline(turn, at_s), with a turn of up to "
-        f"{MOST_REQUEST - len(TIMEOUT)} bytes that can be printed, or None"
-    )

@@ -19,11 +19,13 @@ another state.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
+from semel.errors import SettingsError
 from semel.values import value
 
 __all__ = [
@@ -102,6 +104,24 @@ class Deadline:
 
     turn: str
     at_s: float
+
+
+# In bytes: `timeout:<turn>` is the id of a request.
+MOST_TURN = 92
+
+
+def checked(deadline: Any) -> Deadline | None:
+    """What rules gave for one, if it is; else `SettingsError`."""
+    match deadline:
+        case None:
+            return None
+        case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
+            if 0 < len(turn.encode()) <= MOST_TURN and turn.isprintable():
+                return deadline
+    raise SettingsError(
+        f"deadline gave {deadline!r:.80}; it is to give Deadline(turn, at_s), with a turn of up to "
+        f"{MOST_TURN} bytes that can be printed, or None"
+    )
 
 
 class Room(ABC):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from semel.entries import Position, Snapshot, beginning
-from semel.rooms.room import Deadline, Room
+from semel.rooms.room import Deadline, Room, checked
 
 __all__ = ["Standing", "check_keys", "plain", "said"]
 
@@ -157,7 +157,7 @@ class Standing:
     @property
     def deadline(self) -> Deadline | None:
         if self._deadline is _UNKNOWN:
-            self._deadline = self.room.deadline(self._seen())
+            self._deadline = checked(self.room.deadline(self._seen()))
         found: Deadline | None = self._deadline
         return found
 

@@ -61,6 +61,9 @@ AGAIN_S = 1.0
 # One whose rules fail is noted anew, for after this: the note that it has would keep all behind it.
 FAILED_S = 5.0
 
+# So is one that has been away for so long, on a node of its own, while notes can be written.
+AWAY_S = 30.0
+
 _KEEP = Keep(ids_s=0.0)
 
 
@@ -72,6 +75,7 @@ class _Look:
     def __init__(self) -> None:
         self.notes: list[Position] = []
         self.asked = asyncio.Event()
+        self.away_since: float | None = None
 
 
 class Timers:
@@ -160,7 +164,10 @@ class Timers:
         if position in (self._open.get(offset), self._done.get(offset)):
             return  # our own, which we knew of before it came
         self._noted.setdefault(room_id, []).append(at_s)
-        if self._is_running:  # else others look, and who begins to reads all that is noted
+        if not self._is_running:  # others look, and who begins to reads all that is noted
+            while len(self._noted) > MOST_NOTES:  # one that is not known is noted once more
+                del self._noted[next(iter(self._noted))]
+        else:
             self._open[offset] = position  # and not what a failover took back from there
             heapq.heappush(self._due, (at_s, offset, room_id))
             self._woken.set()
@@ -276,7 +283,7 @@ class Timers:
                 # keep all of them.
                 self._are_done(held)
                 held, look.notes = look.notes, []
-            again_s = await self._settled(room_id)
+            again_s = await self._settled(room_id, look)
             if again_s is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(again_s):
@@ -288,10 +295,10 @@ class Timers:
             if self._open.get(note.offset) is note:
                 self._done[note.offset] = self._open.pop(note.offset)
 
-    async def _settled(self, room_id: str) -> float | None:
+    async def _settled(self, room_id: str, look: _Look) -> float | None:
         """None when it is; else, in how many seconds it is to be looked at again."""
         try:
-            at_s = await self._next_look(room_id)
+            at_s = await self._next_look(room_id, look)
             if at_s is None:
                 return None
             left_s = at_s - self._clock.now_s()
@@ -307,14 +314,20 @@ class Timers:
             return None
         return AGAIN_S * (0.5 + self._chance.random())
 
-    async def _next_look(self, room_id: str) -> float | None:
+    async def _next_look(self, room_id: str, look: _Look) -> float | None:
         try:
-            return await self._look(room_id)
+            at_s = await self._look(room_id)
         except StoreUnavailableError:
-            raise
+            if look.away_since is None:
+                look.away_since = ASYNC.now()
+            if ASYNC.now() - look.away_since < AWAY_S:
+                raise
         except Exception:
             log.exception("semel: nobody can tell whether a turn of room %r is over", room_id)
-            return self._clock.now_s() + FAILED_S
+        else:
+            look.away_since = None
+            return at_s
+        return self._clock.now_s() + FAILED_S
 
     async def _renew_oldest(self) -> None:
         """A note that is due in a day keeps all that came after it."""
