@@ -755,6 +755,17 @@ async def test_rooms_that_nobody_uses_leave_memory_and_busy_ones_stay(store):
 
 
 @simulated()
+async def test_rooms_leave_memory_where_they_are_only_acted_on(store):
+    """Nobody has called `start`: other servers look after deadlines."""
+    rooms = rooms_on(store, idle_s=20)
+    for number in range(100):
+        await acted(rooms, "ann", "sit", room=f"r{number}")
+        await asyncio.sleep(1)
+    assert rooms.status().rooms <= 22
+    await rooms.aclose()
+
+
+@simulated()
 async def test_a_room_in_which_nothing_happens_is_gone_if_told_so(store):
     rooms = rooms_on(store, forget_s=100, idle_s=20)
     rooms.start()
@@ -778,6 +789,12 @@ async def test_a_room_in_which_nothing_happens_is_gone_if_told_so(store):
         ("ann", "", {}),
         ("ann", "x" * 101, {}),
         ("ann", "a\0", {}),
+        (7, "1", {}),
+        (None, "1", {}),
+        ("ann", 7, {}),
+        ("ann", "1", {"expected_version": -1}),
+        ("ann", "1", {"expected_version": True}),
+        ("ann", "1", {"expected_version": 1.0}),
         ("ann", "1", {"client_id": "", "client_seq": 1}),
         ("ann", "1", {"client_id": "x" * 65, "client_seq": 1}),
         ("ann", "1", {"client_id": "tab", "client_seq": 0}),
@@ -797,9 +814,16 @@ async def test_what_no_log_could_keep_is_refused_before_it_is_asked(store, user,
 @simulated(1)
 async def test_a_room_has_a_name_that_a_log_can_keep(store):
     rooms = rooms_on(store)
-    for wrong in ("x" * 300, "a\0b", "\ud800"):
+    for wrong in ("", "x" * 201, "a\0b", "a\nb", "\ud800", 7, None):
         with pytest.raises(SettingsError):
             await acted(rooms, "ann", "say", room=wrong)
+        with pytest.raises(SettingsError):
+            await rooms.system(wrong, "s-1", {"actionType": "say"})
+        with pytest.raises(SettingsError):
+            await rooms.standing(wrong)
+    longest = rooms_on(store, name="n" * 48)
+    assert (await acted(longest, "ann", "say", room="x" * 200)).success
+    await longest.aclose()
     assert rooms.status().rooms == 0
     await rooms.aclose()
 
@@ -810,6 +834,8 @@ async def test_a_room_has_a_name_that_a_log_can_keep(store):
         {"room": Cards},
         {"name": ""},
         {"name": "a:b"},
+        {"name": "x" * 49},
+        {"name": "a\nb"},
         {"replay": 0},
         {"most_bytes": 0},
         {"idle_s": 0},
@@ -831,6 +857,8 @@ async def test_what_the_system_does_has_no_user_and_no_name_of_a_timeout(store):
     assert (await rooms.system(ROOM, "s-1", {"actionType": "give"})).cached
     with pytest.raises(SettingsError):
         await rooms.system(ROOM, "timeout:turn-1", {"actionType": "give"})
+    with pytest.raises(SettingsError, match="a request id is text"):
+        await rooms.system(ROOM, 7, {"actionType": "give"})
     await rooms.aclose()
 
 

@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from semel.entries import MOST_NUMBER
-from semel.rooms.requests import MOST_CLIENT, MOST_DEPTH, MOST_REQUEST, is_deeper
+from semel.errors import SettingsError
+from semel.rooms.names import MOST_CLIENT, MOST_REQUEST, MOST_ROOM, named, numbered
+from semel.rooms.requests import MOST_DEPTH, is_deeper
 from semel.rooms.standing import said
 from semel.values import value
 
@@ -24,7 +25,6 @@ __all__ = ["Act", "Asked", "Join", "Leave", "Malformed", "Ping", "WantsSnapshot"
 REASONS = ("gap", "reconnect", "manual", "stale")
 """Why a client asks for a snapshot."""
 
-MOST_ROOM = 200
 MOST_TOKEN = 8192
 MOST_BYTES = 64 * 1024
 
@@ -167,11 +167,9 @@ def _act(message: dict[str, Any], payload: dict[str, Any], request_id: str | Non
     room_id = _room_id(payload)
     if not isinstance(payload.get("actionType"), str):
         raise Malformed("an ACTION_REQUEST has an actionType, which is text")
-    client_id, client_seq = "", _whole(message.get("clientSeq"), "clientSeq")
+    client_id, client_seq = "", _whole(message.get("clientSeq"), "clientSeq", least=1)
     if client_seq is not None:
         client_id = _text(message.get("clientId"), "clientId", MOST_CLIENT)
-        if client_seq == 0:
-            raise Malformed("a clientSeq is 1, 2, 3 and so on")
     return Act(
         request_id,
         room_id,
@@ -211,16 +209,14 @@ def _room_id(payload: dict[str, Any]) -> str:
 
 
 def _text(found: Any, name: str, most: int) -> str:
-    if not isinstance(found, str) or not 0 < len(found.encode("utf-8", "replace")) <= most:
-        raise Malformed(f"a {name} is text of 1 to {most} bytes")
-    if not found.isprintable():
-        raise Malformed(f"a {name} has only characters that can be printed")
-    return found
+    try:
+        return named(name, found, most)
+    except SettingsError as wrong:
+        raise Malformed(str(wrong)) from None
 
 
-def _whole(found: Any, name: str) -> int | None:
-    if found is None:
-        return None
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= MOST_NUMBER:
-        raise Malformed(f"{name} is a whole number, from 0 to 2**53 - 1")
-    return found
+def _whole(found: Any, name: str, least: int = 0) -> int | None:
+    try:
+        return None if found is None else numbered(name, found, least)
+    except SettingsError as wrong:
+        raise Malformed(str(wrong)) from None

@@ -14,29 +14,20 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from semel.entries import MOST_NUMBER
 from semel.errors import CorruptRecordError, SettingsError
+from semel.rooms.names import MOST_CLIENT, MOST_REQUEST, MOST_ROOM, MOST_USER, named, numbered
 from semel.rooms.standing import check_keys, said
 from semel.values import value
 
 __all__ = [
-    "MOST_CLIENT",
     "MOST_DEPTH",
-    "MOST_REQUEST",
-    "MOST_USER",
     "Reply",
     "Request",
-    "check_user",
     "is_deeper",
     "kept",
     "reply_of",
     "request_of",
 ]
-
-# In bytes: together with what tells them apart, an id that every log takes (255).
-MOST_USER = 128
-MOST_REQUEST = 100
-MOST_CLIENT = 64
 
 # Of an action, in levels. Rules that keep it have a state that is deeper still.
 MOST_DEPTH = 64
@@ -69,13 +60,18 @@ class Request:
         """What can be kept by no log is refused before anything else."""
         found = _fingerprint(self.action, self.expected_version)
         object.__setattr__(self, "fingerprint", found)
-        _check("request id", self.request_id, MOST_REQUEST)
+        self._name("room_id", "room id", MOST_ROOM)
+        self._name("request_id", "request id", MOST_REQUEST)
         if self.user is not None:
-            check_user(self.user)
+            self._name("user", "user", MOST_USER)
         if self.client_seq is not None:
-            _check("client id", self.client_id, MOST_CLIENT)
-            if not _is_whole(self.client_seq) or not 0 < self.client_seq <= MOST_NUMBER:
-                raise SettingsError(f"client seq {self.client_seq!r:.40}: 1, 2, 3 and so on")
+            self._name("client_id", "client id", MOST_CLIENT)
+            numbered("client seq", self.client_seq, least=1)
+        if self.expected_version is not None:
+            numbered("expected version", self.expected_version)
+
+    def _name(self, field: str, what: str, most: int) -> None:
+        object.__setattr__(self, field, named(what, getattr(self, field), most))
 
     @property
     def id(self) -> str:
@@ -116,27 +112,12 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
         raise SettingsError(f"the action cannot be written as JSON: {error}"[:200]) from error
 
 
-def check_user(name: Any) -> None:
-    _check("user", name, MOST_USER)
-
-
 def is_deeper(what: Any, levels: int) -> bool:
     """Is it nested deeper than so many levels? Nobody could compare, or write it again."""
     if not isinstance(what, Mapping | list | tuple):
         return False
     inside = what.values() if isinstance(what, Mapping) else what
     return not levels or any(is_deeper(each, levels - 1) for each in inside)
-
-
-def _check(what: str, name: Any, most: int) -> None:
-    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= most:
-        raise SettingsError(f"a {what} is text of 1 to {most} bytes, and this is {name!r:.60}")
-    if "\0" in name or not name.isprintable():
-        raise SettingsError(f"the {what} {name!r:.60} has characters that cannot be printed")
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
 
 
 @value

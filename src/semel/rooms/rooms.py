@@ -22,18 +22,17 @@ from semel.colour import ASYNC, keep
 from semel.entries import Keep, Position, Snapshot
 from semel.errors import SettingsError
 from semel.feed import Feed, Subscription
-from semel.keys import plain
 from semel.ports import LogStore
 from semel.rooms.clock import StoreClock
 from semel.rooms.deciding import TIMEOUT
 from semel.rooms.host import Host
+from semel.rooms.names import MOST_KIND, MOST_ROOM, named
 from semel.rooms.requests import Reply, Request
 from semel.rooms.room import Room
 from semel.rooms.standing import Standing
 from semel.rooms.status import Counts, RoomsStatus
 from semel.rooms.timers import FAILED_S, Timers
 from semel.settings import as_log_store
-from semel.stores.log_rules import name_of
 
 __all__ = ["Rooms"]
 
@@ -78,13 +77,13 @@ class Rooms:
     ) -> None:
         if not isinstance(room, Room):
             raise SettingsError(f"room={room!r:.80}: give an instance of your class of Room")
-        if not name or ":" in name:
+        if ":" in named("name", name, MOST_KIND):
             raise SettingsError(f"name={name!r}: rooms have a name without a colon, such as table")
         for what, number in (("replay", replay), ("most_bytes", most_bytes), ("idle_s", idle_s)):
             if not number > 0:
                 raise SettingsError(f"{what}={number}: more than 0")
         self.room = room
-        self.name = name_of(name, "name")
+        self.name = name
         self.most_bytes = most_bytes
         self.keep = Keep(entries=replay, ids_s=requests_s, idle_s=forget_s)
         self.counts = Counts()
@@ -162,8 +161,7 @@ class Rooms:
         `IdempotencyConflictError`: the id was used for another action. `StoreUnavailableError`:
         nobody knows; ask the same again.
         """
-        user = plain("user", user)
-        if not user:
+        if user is None:
             raise SettingsError("a user has a name; what nobody does is rooms.system(...)")
         return await self.settle(
             Request(room_id, user, request_id, action, expected_version, client_id, client_seq)
@@ -171,9 +169,10 @@ class Rooms:
 
     async def system(self, room_id: str, request_id: str, action: Mapping[str, Any]) -> Reply:
         """What became of something that no user does; `ctx.user` is None."""
-        if request_id.startswith(TIMEOUT):
+        request = Request(room_id, None, request_id, action)
+        if request.request_id.startswith(TIMEOUT):
             raise SettingsError(f"request id {request_id!r}: those with {TIMEOUT!r} are timeouts")
-        return await self.settle(Request(room_id, None, request_id, action))
+        return await self.settle(request)
 
     async def settle(self, request: Request) -> Reply:
         counts, begun = self.counts, ASYNC.now()
@@ -215,8 +214,7 @@ class Rooms:
         return self.feed.follow(self.stream_of(room_id), after)
 
     def stream_of(self, room_id: str) -> str:
-        name_of(plain("room id", room_id), "room id")
-        return name_of(f"{self.name}:room:{room_id}", "room id")
+        return f"{self.name}:room:{named('room id', room_id, MOST_ROOM)}"
 
     def presence_stream_of(self, room_id: str) -> str:
         return f"{self.name}:here:{room_id}"

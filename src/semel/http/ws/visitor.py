@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from semel.errors import SettingsError
 from semel.http.sse.asking import Request
-from semel.rooms.requests import check_user
+from semel.rooms.names import MOST_USER, named
 from semel.values import value
 
 __all__ = ["Authorise", "NotLetIn", "Origins", "Spectator", "Visitor", "let_in", "visitor_of"]
@@ -62,8 +62,8 @@ async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) ->
     found = Spectator() if authorise is None else await _decided(authorise, visitor, room_id)
     match found:
         case str() if found:
-            check_user(found)
-            return None if visitor.spectate else str(found)
+            user = named("user", found, MOST_USER)
+            return None if visitor.spectate else user
         case Spectator():
             return None
         case None | False | "":
