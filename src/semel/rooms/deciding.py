@@ -14,10 +14,7 @@ from semel.rooms.standing import Standing, plain, said
 from semel.stores.log_rules import following, mark_of, seal_of
 from semel.values import value
 
-__all__ = ["TIMEOUT", "Decided", "decide"]
-
-# What the id of a turn's timeout begins with.
-TIMEOUT = "timeout:"
+__all__ = ["Decided", "decide"]
 
 
 @value

@@ -16,7 +16,9 @@ __all__ = [
     "MOST_KIND",
     "MOST_REQUEST",
     "MOST_ROOM",
+    "MOST_TURN",
     "MOST_USER",
+    "TIMEOUT",
     "named",
     "numbered",
 ]
@@ -27,6 +29,10 @@ MOST_REQUEST = 100
 MOST_CLIENT = 64
 MOST_ROOM = 200
 MOST_KIND = 48
+
+# What the id of a turn's timeout begins with; the turn comes behind it.
+TIMEOUT = "timeout:"
+MOST_TURN = MOST_REQUEST - len(TIMEOUT)
 
 
 def named(what: str, name: Any, most: int) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.errors import SettingsError
+from semel.rooms.names import MOST_TURN
 from semel.values import value
 
 __all__ = [
@@ -104,10 +105,6 @@ class Deadline:
 
     turn: str
     at_s: float
-
-
-# In bytes: `timeout:<turn>` is the id of a request.
-MOST_TURN = 92
 
 
 def checked(deadline: Any) -> Deadline | None:

@@ -15,6 +15,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,9 +25,8 @@ from semel.errors import SettingsError
 from semel.feed import Feed, Subscription
 from semel.ports import LogStore
 from semel.rooms.clock import StoreClock
-from semel.rooms.deciding import TIMEOUT
 from semel.rooms.host import Host
-from semel.rooms.names import MOST_KIND, MOST_ROOM, named
+from semel.rooms.names import MOST_KIND, MOST_ROOM, TIMEOUT, named
 from semel.rooms.requests import Reply, Request
 from semel.rooms.room import Room
 from semel.rooms.standing import Standing
@@ -242,6 +242,7 @@ class Rooms:
     def _host(self, room_id: str) -> Host:
         host = self._hosts.get(room_id)
         if host is None:
+            self._sweep()  # by those who come, too: who only acts is not started
             host = self._hosts[room_id] = Host(self, room_id, self.stream_of(room_id))
         host.used_at = ASYNC.now()
         self._hosts.move_to_end(room_id)
@@ -249,11 +250,9 @@ class Rooms:
 
     def _sweep(self) -> None:
         before = ASYNC.now() - self._idle_s
-        for room_id, host in list(self._hosts.items()):
-            if host.used_at > before:
-                break
+        for host in list(takewhile(lambda host: host.used_at <= before, self._hosts.values())):
             if not host.is_busy:
-                del self._hosts[room_id]
+                del self._hosts[host.room_id]
         if not self._hosts:
             self._standings.clear()
 
