@@ -1019,15 +1019,27 @@ def test_keys_that_the_terminal_cannot_show_are_escaped(sqlite_url):
     assert r"za\u017c\xf3\u0142\u0107" in result.stdout
 
 
-@pytest.mark.parametrize("library", ["typer", "rich"])
-def test_without_its_libraries_it_says_what_to_install(library):
+@pytest.mark.parametrize(
+    ("library", "words", "extra"),
+    [
+        ("typer", (), "cli"),
+        ("rich", ("ledger", "list"), "cli"),
+        ("typer", ("rooms", "games:Matches"), "rooms"),
+        ("rich", ("gateway",), "gateway"),
+    ],
+)
+def test_without_its_libraries_it_says_what_to_install(library, words, extra):
     code = f"import sys; sys.modules[{library!r}] = None; from semel.cli import main; main()"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
     assert result.returncode == 2
-    assert "pip install 'semel[cli]'" in result.stderr
+    assert f"pip install 'semel[{extra}]'" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -181,6 +181,7 @@ def test_functions_of_the_application_say_who_may_do_what(url, folder):
             eve.say("JOIN", "j")
             assert eve.hear("JOINED")["viewer"] == "eve"
             assert eve.act("add", "1")["success"]
+        assert "nobody act" not in server.said
         assert server.stop() == 0
 
 
@@ -189,4 +190,5 @@ def test_without_a_word_on_who_somebody_is_everybody_may_look(url, folder):
         wire.say("JOIN", "j", token="ann")
         assert wire.hear("JOINED")["viewer"] is None
         assert wire.act("add", "1")["error"]["code"] == "UNAUTHORIZED"
+        assert "everybody may look, and nobody act; give --authorise" in server.said
         assert server.stop() == 0

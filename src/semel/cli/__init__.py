@@ -10,6 +10,9 @@ import sys
 
 __all__ = ["main"]
 
+# Commands that need more than the command line: one extra brings it all.
+_EXTRAS = {"gateway": "gateway", "rooms": "rooms"}
+
 
 def main() -> None:
     """Run the command in `sys.argv` and exit with its code."""
@@ -21,7 +24,7 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"semel: the command line needs {library}, which is not installed; install it with: "
-            "pip install 'semel[cli]'\n"
+            f"pip install 'semel[{_EXTRAS.get(' '.join(sys.argv[1:2]), 'cli')}]'\n"
         )
         sys.exit(2)
     sys.exit(invoke(sys.argv[1:]))

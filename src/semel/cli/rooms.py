@@ -127,6 +127,11 @@ def rooms(
         )
         if trust:
             log.warning("semel: --trust: everybody is who they say they are; not for real users")
+        elif asks is None:
+            log.warning(
+                "semel: nobody says who somebody is: everybody may look, and nobody act; give "
+                "--authorise MODULE:NAME, or, to try it out, --trust"
+            )
         try:
             door.start()
             with listening(host, port) as sock:
