@@ -21,7 +21,8 @@ class Limits:
     `per_user`: places of one user, in all rooms and by all connections. `rooms`: of one
     connection. `message_bytes`: of one message. `messages_per_s`: of one connection, with twice as
     many at once; what is too much is refused, and who goes on is closed. `in_flight`: actions of
-    one connection that are not answered. `join_within_s`: who has joined nothing by then is closed.
+    one connection that are not answered; more are refused. With as many joins and snapshots on
+    their way it is not listened to. `join_within_s`: who has joined nothing by then is closed.
     `behind_events`, `behind_bytes`: whoever is further behind while the network takes nothing is
     cut off, and so is whoever takes nothing for `write_within_s`. It loses nothing: it comes back
     with its cursor.
