@@ -4,6 +4,7 @@ make example NAME=poker_table                                on SQLite, in build
 make example NAME=poker_table ARGS="--url redis://..."       on Redis
 make example NAME=poker_table ARGS="--url postgresql://..."  on PostgreSQL, whose tables it makes
 make example NAME=poker_table ARGS="--turn 60"               a minute to think
+make example NAME=poker_table ARGS="--port 9000"             where 8000 is taken
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ HINT = """
   The table is at  {page}
   Hands are in     {url}
 
-  Open it twice, under two names, and sit down: a hand is dealt as soon as there are two. Others may
-  watch. Kill the server you are on, reload, cut the network, click twice: the hand goes on.
+  Open it twice, under two names, and sit down. When there are two, the first hand is dealt after
+  {show} seconds, or at once by "Deal now". Others may watch. Kill the server you are on, reload, cut
+  the network, click twice: the hand goes on.
 
   Ctrl-C ends it.
 """
@@ -36,6 +38,7 @@ def main() -> None:
     if url.startswith("memory:"):
         sys.exit("there are two servers, and none of them sees another's memory://")
     os.environ |= {"POKER_URL": url, "POKER_TURN_S": f"{args.turn:g}"}
+    os.environ.setdefault("POKER_SHOW_S", "8")
     from semel.errors import SemelError
 
     try:
@@ -59,7 +62,8 @@ async def run(args: argparse.Namespace, url: str) -> None:
     with opened(args.port) as listening:
         await check(url)
         shown = re.sub(r"://[^/]*@", "://***@", url)
-        print(HINT.format(page=f"http://{HOST}:{args.port}", url=shown), flush=True)
+        page, show = f"http://{HOST}:{args.port}", os.environ["POKER_SHOW_S"]
+        print(HINT.format(page=page, url=shown, show=show), flush=True)
         await Crew(args.servers, listening).run(stopped)
 
 

@@ -177,6 +177,12 @@ def answers(port):
         return False
 
 
+def test_it_says_where_it_is_and_how_long_it_takes_until_a_hand_is_dealt(sqlite_table):
+    said = " ".join(sqlite_table.log_tail(100_000).split())
+    assert f"http://{HOST}:{sqlite_table.port}" in said
+    assert 'the first hand is dealt after 0.3 seconds, or at once by "Deal now"' in said
+
+
 def test_its_servers_do_not_outlive_it():
     table = start_table()
     try:
