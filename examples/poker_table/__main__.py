@@ -25,8 +25,8 @@ HINT = """
   Hands are in     {url}
 
   Open it twice, under two names, and sit down. When there are two, the first hand is dealt after
-  {show} seconds, or at once by "Deal now". Others may watch. Kill the server you are on, reload, cut
-  the network, click twice: the hand goes on.
+  {show} seconds, or at once by "Deal now". Others may watch. Kill the server you are on, reload,
+  cut the network, click twice: the hand goes on.
 
   Ctrl-C ends it.
 """
