@@ -70,7 +70,7 @@ def test_a_browser_can_load_it_as_it_is(typescript_client):
     named = {
         name
         for path in typescript_client.glob("*.js")
-        for name in re.findall(r'from "([^"]+)"', path.read_text())
+        for name in re.findall(r'^(?:import|export|\}).* from "(.+)";$', path.read_text(), re.M)
     }
     assert named
     assert all((typescript_client / name).is_file() for name in named)
@@ -118,6 +118,7 @@ import { ActionError, ActionTimeoutError, Table, button, room } from "semel-clie
 import type { Action, ActionResult, Acting, Button, Presence, RoomEvent } from "semel-client";
 import type { RoomListener, RoomOptions, RoomResult, RoomState, RoomStatus } from "semel-client";
 import type { FeedEvent, FeedOptions, Patience, RoomTerms, RoomWorld, Token } from "semel-client";
+import type { TurnedAway } from "semel-client";
 
 interface Poker { turn: string; pot: number }
 
@@ -148,7 +149,7 @@ void table.act({ amount: 1 });
 table.listen({ onState: ({ state }) => state.pit });
 
 export type All = [Acting, Presence, RoomEvent, RoomListener, RoomResult, RoomStatus, FeedEvent,
-  FeedOptions, Patience, RoomTerms, RoomWorld, Token];
+  FeedOptions, Patience, RoomTerms, RoomWorld, Token, TurnedAway];
 """
 
 
@@ -162,18 +163,56 @@ def test_a_project_that_installs_the_folder_has_it_and_its_types(node, typescrip
         'import * as client from "semel-client"; console.log(Object.keys(client).join(" "));',
     )
     assert sorted(said.split()) == sorted(NAMES)
-    checks = ["--noEmit", "--strict", "--exactOptionalPropertyTypes", "--target", "es2022"]
     for module, resolution in (("nodenext", "nodenext"), ("esnext", "bundler")):
         how = ["--module", module, "--moduleResolution", resolution]
-        run(
-            node,
-            tmp_path,
-            node.path,
-            MODULES / "typescript" / "bin" / "tsc",
-            *checks,
-            *how,
-            "use.ts",
-        )
+        check_types(node, tmp_path, *how, "--exactOptionalPropertyTypes", "use.ts")
+
+
+# What the examples of the docs take for granted.
+AROUND = """
+declare const feed: typeof import("semel-client").feed;
+declare const room: typeof import("semel-client").room;
+declare const [url, job, me]: string[];
+declare const order: object;
+declare const session: { token(): string };
+declare const foldElement: { onclick: unknown };
+declare function guess(state: { turn: string }, action: object): { turn: string };
+declare function light(status: string, why?: string): void;
+declare function done(): void;
+declare function show(data: unknown): void;
+declare function startAgainFrom(state: unknown): void;
+declare function draw(state: unknown): void;
+declare function tell(what: unknown): void;
+declare function celebrate(result: unknown): void;
+declare module "ws" {
+  export const WebSocket: import("semel-client").SocketClass;
+}
+"""
+
+WRITTEN = (FOLDER / "README.md", FOLDER.parents[1] / "docs" / "reference" / "room-client.md")
+
+
+def test_what_the_docs_show_compiles_under_strict(node, typescript_client, tmp_path):
+    blocks = [
+        block
+        for path in WRITTEN
+        for block in re.findall(r"^```ts\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    assert len(blocks) >= 6
+    (tmp_path / "around.d.ts").write_text(AROUND)
+    names = [f"block_{n}.ts" for n in range(len(blocks))]
+    for name, block in zip(names, blocks, strict=True):
+        (tmp_path / name).write_text(block)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "semel-client").symlink_to(FOLDER)
+    how = ["--module", "nodenext", "--moduleDetection", "force"]
+    check_types(node, tmp_path, *how, "around.d.ts", *names)
+
+
+def check_types(node, folder, *words):
+    tsc = MODULES / "typescript" / "bin" / "tsc"
+    run(node, folder, node.path, tsc, "--noEmit", "--strict", "--target", "es2022", *words)
 
 
 def run(node, folder, *words, given=None):

@@ -21,6 +21,7 @@ from semel.client.room import (
     State,
     Terms,
     Trouble,
+    TurnedAway,
     button,
     room,
 )
@@ -270,11 +271,43 @@ async def test_a_token_that_is_refused_ends_it_for_everybody():
             await until(table, lambda _: False)
         assert raised.value.code == "UNAUTHORIZED"
         assert table.status == "failed"
+        assert table.turned_away == TurnedAway("UNAUTHORIZED", "no")
         with pytest.raises(RoomError):
             await answer
         with pytest.raises(RoomError):
             table.act({"actionType": "a"})
         await server.empty()
+
+
+async def test_who_is_turned_away_is_told_why_until_they_are_in(caplog):
+    async def refuses(seat):
+        join = await seat.hear("JOIN")
+        error = {"code": "RATE_LIMITED", "message": "slower", "retry": True, "retryAfterMs": 50}
+        await seat.say(message("ERROR", error), join["requestId"])
+        await seat.stay()
+
+    async def second(seat):
+        await seat.show(5, 5)
+        await seat.stay()
+
+    why = TurnedAway("RATE_LIMITED", "slower")
+    with caplog.at_level(logging.INFO, "semel"):
+        async with Script(refuses, second) as server, sit(server) as table:
+            await until(table, lambda news: news == Became("waiting", why))
+            assert table.turned_away == why
+            await until(table, at(5))
+            assert table.turned_away is None
+    assert "(RATE_LIMITED: slower)" in caplog.text
+
+
+async def test_a_token_that_is_tried_twice_is_refused_with_the_words_of_the_server():
+    async def part(seat):
+        await seat.refuse("UNAUTHORIZED")
+        await seat.stay()
+
+    async with Script(part) as server, sit(server, token=lambda: "old") as table:
+        with pytest.raises(RoomError, match="UNAUTHORIZED: no"):
+            await until(table, lambda _: False)
 
 
 async def test_a_token_is_asked_for_at_every_connection_and_another_is_tried():

@@ -161,8 +161,10 @@ class Walk:
                     return
                 case Open():
                     self.is_opening = True
-                case Deliver(news=Became(status=status)):
+                case Deliver(news=Became(status=status, turned_away=None)):
                     self.statuses.append(status)
+                case Deliver(news=Became(status=status, turned_away=why)):
+                    self.statuses.append({status: why.code, "message": why.message})
                 case _:
                     self.is_opening = self.is_opening and not isinstance(step, HangUp)
                     self.seen.append(self.said(step))

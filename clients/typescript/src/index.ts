@@ -25,4 +25,5 @@ export {
   type RoomState,
   type RoomStatus,
   type RoomTerms,
+  type TurnedAway,
 } from "./room_values.js";

@@ -30,6 +30,7 @@ import {
   type RoomStatus,
   type RoomStep,
   type RoomTerms,
+  type TurnedAway,
 } from "./room_values.js";
 
 /** What to do: a type, and whatever else the room wants to know. */
@@ -54,7 +55,7 @@ export interface RoomOptions<S = any> {
   readonly timeoutMs?: number;
   /** How patient it is. */
   readonly terms?: Partial<RoomTerms>;
-  /** The class to connect with; by default that of the browser. */
+  /** The class to connect with; by default that of the browser. In Node before 22: that of `ws`. */
   readonly WebSocket?: SocketClass;
   /** Time and chance, for tests. */
   readonly world?: RoomWorld;
@@ -76,7 +77,8 @@ export interface RoomListener<S = any> {
   /** What came of a hand. */
   readonly onResult?: (result: RoomResult) => void;
   readonly onPresence?: (presence: Presence) => void;
-  readonly onStatus?: (status: RoomStatus) => void;
+  /** `turnedAway` says why, if the server did not let us in last time. */
+  readonly onStatus?: (status: RoomStatus, turnedAway: TurnedAway | null) => void;
   /** An error of the server's that belongs to nothing that was asked for. */
   readonly onTrouble?: (trouble: { readonly code: string; readonly message: string }) => void;
   /** There is no use in trying any more. */
@@ -159,6 +161,11 @@ export class Table<S = any> {
     return this.#guest.status;
   }
 
+  /** Why the server did not let us in, if it has said so and has not done so since. */
+  get turnedAway(): TurnedAway | null {
+    return this.#guest.turnedAway;
+  }
+
   /** How many of our actions are not answered, or not to be seen in the confirmed state yet. */
   get pending(): number {
     return this.#guest.pending;
@@ -173,10 +180,10 @@ export class Table<S = any> {
 
   /** Call these for how things stand, and for what comes from now on. */
   listen(listener: RoomListener<S>): this {
-    const { status, over } = this.#guest;
+    const { status, turnedAway, over } = this.#guest;
     const state = this.#guest.version === null ? null : this.#told;
     this.#listeners.push(listener);
-    call(() => listener.onStatus?.(status));
+    call(() => listener.onStatus?.(status, turnedAway));
     if (state !== null) call(() => listener.onState?.(state));
     const error = over?.error ?? null;
     if (error !== null) call(() => listener.onError?.(error));
@@ -317,7 +324,7 @@ function told<S>(listener: RoomListener<S>, news: News): void {
       listener.onPresence?.(news.presence);
       break;
     case "became":
-      listener.onStatus?.(news.status);
+      listener.onStatus?.(news.status, news.turnedAway);
       break;
     case "trouble":
       listener.onTrouble?.({ code: news.code, message: news.message });
@@ -347,6 +354,10 @@ function newWaiting(): Waiting {
 
 // --- settings -----------------------------------------------------------------------------------
 
+const NO_WEBSOCKET =
+  "there is no WebSocket here, as in Node before 22: npm install ws, then " +
+  'import { WebSocket } from "ws"; and room(url, { tableId, WebSocket })';
+
 const PROTOCOLS: ReadonlyMap<string, string> = new Map([
   ["http:", "ws:"],
   ["https:", "wss:"],
@@ -360,7 +371,7 @@ function addressOf(given: string | URL, options: RoomOptions): Address {
     throw new TypeError(`${url.protocol} is no address of rooms; it begins with ws: or wss:`);
   }
   const WebSocket = options.WebSocket ?? (own as SocketClass | undefined);
-  if (WebSocket === undefined) throw new TypeError("there is no WebSocket here: give a class");
+  if (WebSocket === undefined) throw new TypeError(NO_WEBSOCKET);
   return { url, token: options.token ?? null, WebSocket };
 }
 

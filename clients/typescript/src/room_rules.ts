@@ -32,6 +32,7 @@ import {
   type RoomStatus,
   type RoomStep,
   type RoomTerms,
+  type TurnedAway,
 } from "./room_values.js";
 import { parsed, printed } from "./rules.js";
 
@@ -81,9 +82,16 @@ export interface Acting {
   readonly requestId?: string | null;
 }
 
+interface Again {
+  /** Nobody comes back sooner. */
+  readonly isToldWhen: boolean;
+  readonly turnedAway: TurnedAway | null;
+}
+
 /** Sits at one table, over one connection after the other. */
 export class Guest {
   status: RoomStatus = "connecting";
+  turnedAway: TurnedAway | null = null;
   state: unknown = null;
   over: Extract<RoomStep, { step: "over" }> | null = null;
   readonly #options: GuestOptions;
@@ -99,7 +107,7 @@ export class Guest {
   #rushed = false;
   #joinId = "";
   #token: string | null = null;
-  #isRefused = false;
+  #tokenRefused: TurnedAway | null = null;
   #results: string[] = [];
   #user: string | null | undefined = undefined; // as whom we were in last
 
@@ -178,7 +186,7 @@ export class Guest {
     }
     this.#phase = "opening";
     this.#until = now + this.#terms.connectMs;
-    this.#become("connecting");
+    this.#become("connecting", this.turnedAway);
     this.#steps.push({ step: "open", withinMs: this.#terms.connectMs });
   }
 
@@ -207,18 +215,18 @@ export class Guest {
     // What is still to be done is of no use to whoever leaves, but for answers.
     const answers = this.#steps.filter(({ step }) => step === "settle");
     this.#steps.splice(0, this.#steps.length, ...answers);
-    this.#deliver({ type: "became", status: "closed" });
+    this.#deliver({ type: "became", status: "closed", turnedAway: null });
   }
 
   /** What is wrong will be wrong again. */
-  fail(error: RoomError): void {
-    this.#end("failed", error);
+  fail(error: RoomError, turnedAway: TurnedAway | null = null): void {
+    this.#end("failed", error, turnedAway);
   }
 
-  #end(status: RoomStatus, error: RoomError | null): void {
+  #end(status: RoomStatus, error: RoomError | null, turnedAway: TurnedAway | null = null): void {
     if (this.over !== null) return;
     this.#requests.end(error ?? new RoomError(CLOSED, "CLOSED"));
-    this.#become(status);
+    this.#become(status, turnedAway);
     this.over = { step: "over", error };
   }
 
@@ -226,8 +234,8 @@ export class Guest {
 
   opened(now: number, token: string | null): void {
     if (this.over !== null || this.#phase !== "opening") return;
-    if (this.#isRefused && token === this.#token) {
-      this.fail(new RoomError("the server does not take this token", "UNAUTHORIZED"));
+    if (this.#tokenRefused !== null && token === this.#token) {
+      this.#turnedAwayForGood(this.#tokenRefused);
       return;
     }
     this.#phase = "joining";
@@ -248,7 +256,8 @@ export class Guest {
       this.#rushed = true;
       this.#again(now, "drained", this.#options.chance() * this.#terms.backoffMs);
     } else if (code === TRY_LATER) {
-      this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#pauseMs(), true);
+      const pause = 2 * this.#terms.backoffMs + this.#pauseMs();
+      this.#again(now, "overloaded", pause, { isToldWhen: true });
     } else {
       this.#again(now, "ended", this.#pauseMs());
     }
@@ -281,14 +290,19 @@ export class Guest {
     this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
   }
 
-  #again(now: number, why: HangUpWhy, afterMs: number, isToldWhen = false): void {
+  #again(
+    now: number,
+    why: HangUpWhy,
+    afterMs: number,
+    { isToldWhen = false, turnedAway = null }: Partial<Again> = {},
+  ): void {
     this.#phase = "waiting";
     this.#until = now + afterMs;
     this.#isToldWhen = isToldWhen;
     this.#replica.lost();
     this.#requests.lost();
     this.#steps.push({ step: "hang up", afterMs, why });
-    this.#become("waiting");
+    this.#become("waiting", turnedAway);
   }
 
   // --- messages ---------------------------------------------------------------------------------
@@ -332,7 +346,7 @@ export class Guest {
     this.#silenceMs = PATIENCE * heartbeatMs;
     this.#phase = "open";
     this.#until = now + this.#silenceMs;
-    this.#isRefused = false;
+    this.#tokenRefused = null;
     this.#become("open");
     const resumed = payload["resumed"] === true;
     const viewer = text(payload["viewer"]) || null;
@@ -378,9 +392,10 @@ export class Guest {
     const about = requestId ?? (UNREAD.has(code) ? this.#meant(code) : null);
     const isJoin = this.#phase === "joining" && about === this.#joinId;
     if (isJoin || this.#replica.refused(now, about, afterMs)) {
-      if (code === "UNAUTHORIZED") this.#unauthorized(now, message);
-      else if (isJoin && payload["retry"] === true) this.#turnedAway(now, afterMs);
-      else if (isJoin) this.fail(new RoomError(`${code}: ${message}`, code));
+      const turnedAway = { code, message };
+      if (code === "UNAUTHORIZED") this.#unauthorized(now, turnedAway);
+      else if (isJoin && payload["retry"] === true) this.#turnedAwayForNow(now, turnedAway, afterMs);
+      else if (isJoin) this.#turnedAwayForGood(turnedAway);
     } else if (!this.#requests.refused(now, about, payload)) {
       this.#deliver({ type: "trouble", code, message });
     }
@@ -392,25 +407,30 @@ export class Guest {
     return this.#replica.isAsking ? null : this.#requests.unanswered();
   }
 
-  /** Told not to come in, though not for good. */
-  #turnedAway(now: number, afterMs: number | null): void {
+  #turnedAwayForNow(now: number, turnedAway: TurnedAway, afterMs: number | null): void {
     if (afterMs === null) {
-      this.#again(now, "ended", this.#pauseMs());
+      this.#again(now, "ended", this.#pauseMs(), { turnedAway });
     } else {
       // Nobody comes sooner than told, and not all together.
-      this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs, true);
+      const pause = afterMs + this.#options.chance() * this.#terms.backoffMs;
+      this.#again(now, "told", pause, { isToldWhen: true, turnedAway });
     }
   }
 
-  #unauthorized(now: number, message: string): void {
+  #turnedAwayForGood(turnedAway: TurnedAway): void {
+    const { code, message } = turnedAway;
+    this.fail(new RoomError(message === "" ? code : `${code}: ${message}`, code), turnedAway);
+  }
+
+  #unauthorized(now: number, turnedAway: TurnedAway): void {
     if (!(this.#options.renews ?? false)) {
-      this.fail(new RoomError(`UNAUTHORIZED: ${message}`, "UNAUTHORIZED"));
+      this.#turnedAwayForGood(turnedAway);
       return;
     }
-    this.#isRefused = true;
+    this.#tokenRefused = turnedAway;
     const rushed = this.#rushed;
     this.#rushed = true;
-    this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0);
+    this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0, { turnedAway });
   }
 
   // --- what follows from it ---------------------------------------------------------------------
@@ -440,10 +460,11 @@ export class Guest {
     this.#rushed = false;
   }
 
-  #become(status: RoomStatus): void {
+  #become(status: RoomStatus, turnedAway: TurnedAway | null = null): void {
+    this.turnedAway = turnedAway;
     if (this.status === status) return;
     this.status = status;
-    this.#deliver({ type: "became", status });
+    this.#deliver({ type: "became", status, turnedAway });
   }
 
   #deliver(news: News): void {

@@ -87,12 +87,23 @@ export interface Presence {
   readonly spectators: number;
 }
 
+/** The server does not let us in, and says why; whether for good, the status says. */
+export interface TurnedAway {
+  readonly code: string;
+  readonly message: string;
+}
+
 export type News =
   | { readonly type: "state"; readonly state: RoomState }
   | { readonly type: "event"; readonly event: RoomEvent }
   | { readonly type: "result"; readonly result: RoomResult }
   | { readonly type: "presence"; readonly presence: Presence }
-  | { readonly type: "became"; readonly status: RoomStatus }
+  | {
+      readonly type: "became";
+      readonly status: RoomStatus;
+      /** If the server did not let us in last time. */
+      readonly turnedAway: TurnedAway | null;
+    }
   /** An error of the server's that belongs to nothing that was asked for. */
   | { readonly type: "trouble"; readonly code: string; readonly message: string };
 

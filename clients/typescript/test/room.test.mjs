@@ -225,7 +225,38 @@ playing("a token that is refused ends it for everybody", [refuses], { token: "ol
   assert.deepEqual(got.at(-2), ["status", "failed"]);
   await assert.rejects(table.act(ACTION), RoomError);
   assert.equal(hearing(table).got.at(-1)[1].message, "UNAUTHORIZED: who?");
+  assert.deepEqual(table.turnedAway, { code: "UNAUTHORIZED", message: "who?" });
 });
+
+playing(
+  "who is turned away is told why, and so is who listens later, until they are in",
+  [
+    async (seat) => {
+      const { requestId } = await seat.hear("JOIN");
+      const payload = { code: "RATE_LIMITED", message: "slower", retry: true, retryAfterMs: 50 };
+      await seat.say({ type: "ERROR", payload }, requestId);
+      await seat.stay();
+    },
+    stays,
+  ],
+  {},
+  async (table) => {
+    const told = [];
+    const onStatus = (status, why) => told.push([status, why]);
+    table.listen({ onStatus });
+    const { until, at } = hearing(table);
+    assert.equal(table.turnedAway, null);
+    await until(([, news]) => news === "waiting");
+    const why = { code: "RATE_LIMITED", message: "slower" };
+    assert.deepEqual(table.turnedAway, why);
+    table.listen({ onStatus });
+    await at(5);
+    assert.equal(table.turnedAway, null);
+    const [first, waiting, later, ...rest] = told;
+    assert.deepEqual([first, waiting, later], [["connecting", null], ["waiting", why], ["waiting", why]]);
+    assert.deepEqual(rest.map(([status]) => status), ["connecting", "connecting", "open", "open"]);
+  },
+);
 
 let tokens = [];
 playing(
@@ -545,11 +576,14 @@ for (const [words, url, options] of [
   });
 }
 
-test("where there is no WebSocket, one has to be given", () => {
+test("where there is no WebSocket, it says which to install, and how to give it", () => {
   const own = globalThis.WebSocket;
   try {
     delete globalThis.WebSocket;
-    assert.throws(() => room("ws://example.test/", { tableId: "t" }), /give a class/);
+    assert.throws(() => room("ws://example.test/", { tableId: "t" }), {
+      name: "TypeError",
+      message: /npm install ws, then import { WebSocket } from "ws"; and room\(url, { tableId, WebSocket }\)/,
+    });
   } finally {
     if (own !== undefined) globalThis.WebSocket = own;
   }

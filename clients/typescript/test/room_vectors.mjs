@@ -142,7 +142,7 @@ export class Walk {
         return;
       }
       if (step.step === "open") this.isOpening = true;
-      else if (step.step === "deliver" && step.news.type === "became") this.became.push(step.news.status);
+      else if (step.step === "deliver" && step.news.type === "became") this.became.push(turned(step.news));
       else this.seen.push(this.said(step));
       if (step.step === "hang up") this.isOpening = false;
     }
@@ -307,6 +307,10 @@ function told(news) {
     default:
       return { trouble: news.code };
   }
+}
+
+function turned({ status, turnedAway }) {
+  return turnedAway === null ? status : { [status]: turnedAway.code, message: turnedAway.message };
 }
 
 function settled(answer) {

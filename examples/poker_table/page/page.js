@@ -108,7 +108,8 @@ function line(status = table.status) {
   const server = status === "open" && Wire.server ? ` to ${Wire.server}` : "";
   document.body.dataset.status = at("line").dataset.status = status;
   at("line").dataset.server = Wire.server ?? "";
-  at("line").querySelector("span").textContent = LINES[status] + server;
+  const why = table.turnedAway === null ? "" : `: ${table.turnedAway.message || table.turnedAway.code}`;
+  at("line").querySelector("span").textContent = LINES[status] + why + server;
   at("kill").disabled = status !== "open";
   drawHint();
 }

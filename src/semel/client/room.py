@@ -56,6 +56,7 @@ from semel.client.room_values import (
     Step,
     Terms,
     Trouble,
+    TurnedAway,
     Wait,
 )
 from semel.errors import SettingsError
@@ -76,6 +77,7 @@ __all__ = [
     "Table",
     "Terms",
     "Trouble",
+    "TurnedAway",
     "button",
     "room",
 ]
@@ -186,6 +188,11 @@ class Table:
     @property
     def status(self) -> Status:
         return self._guest.status
+
+    @property
+    def turned_away(self) -> TurnedAway | None:
+        """Why the server did not let us in, if it has said so and has not done so since."""
+        return self._guest.turned_away
 
     @property
     def pending(self) -> int:
@@ -359,7 +366,7 @@ class Table:
     def _log(self, step: HangUp) -> None:
         """Say why, and what is news: that a server is not to be had is, but once."""
         said = "semel: %s: table %s: connecting again in %.2f s, behind %s (%s)"
-        why = self._reason or step.why
+        why = self._reason or self._guest.turned_away or step.why
         level = logging.WARNING if self._misses == 1 else logging.INFO
         place, guest = place_of(self._address.url), self._guest
         log.log(level, said, place, guest.table_id, step.after_s, guest.cursor, why)

@@ -49,6 +49,7 @@ from semel.client.room_values import (
     Step,
     Terms,
     Trouble,
+    TurnedAway,
     Wait,
     Why,
 )
@@ -99,6 +100,7 @@ class Guest:
         self.table_id = table_id
         self.client_id = client_id
         self.status: Status = "connecting"
+        self.turned_away: TurnedAway | None = None
         self.state: Any = None
         self._terms = terms
         self._chance = chance
@@ -116,7 +118,7 @@ class Guest:
         self._rushed = False
         self._join_id = ""
         self._token: str | None = None
-        self._is_refused = False
+        self._token_refused: TurnedAway | None = None
         self._results: list[str] = []
         self._user: tuple[str | None] | None = None  # as whom we were in last
         emit = self._steps.append
@@ -191,7 +193,7 @@ class Guest:
             return
         self._phase = "opening"
         self._until_s = now_s + self._terms.connect_s
-        self._become("connecting")
+        self._become("connecting", self.turned_away)
         self._steps.append(Open(self._terms.connect_s))
 
     # --- what the user wants ------------------------------------------------------------------
@@ -229,15 +231,17 @@ class Guest:
         self._steps.clear()
         self._steps.extend([*answers, Deliver(Became("closed"))])
 
-    def fail(self, error: RoomError) -> None:
+    def fail(self, error: RoomError, turned_away: TurnedAway | None = None) -> None:
         """What is wrong will be wrong again."""
-        self._end("failed", error)
+        self._end("failed", error, turned_away)
 
-    def _end(self, status: Status, error: RoomError | None) -> None:
+    def _end(
+        self, status: Status, error: RoomError | None, turned_away: TurnedAway | None = None
+    ) -> None:
         if self.over is not None:
             return
         self._requests.end(error or RoomError(CLOSED, code="CLOSED"))
-        self._become(status)
+        self._become(status, turned_away)
         self.over = Over(error)
 
     # --- the connection -----------------------------------------------------------------------
@@ -245,8 +249,8 @@ class Guest:
     def opened(self, now_s: float, token: str | None) -> None:
         if self.over is not None or self._phase != "opening":
             return
-        if self._is_refused and token == self._token:
-            self.fail(RoomError("the server does not take this token", code="UNAUTHORIZED"))
+        if self._token_refused is not None and token == self._token:
+            self._turned_away_for_good(self._token_refused)
             return
         self._phase = "joining"
         self._until_s = now_s + self._terms.connect_s
@@ -298,14 +302,22 @@ class Guest:
         if self._phase == "waiting" and self._requests.is_awaited and not self._is_told_when:
             self._until_s = min(self._until_s, now_s + self._backoff.same_s(self._most_s()))
 
-    def _again(self, now_s: float, why: Why, after_s: float, *, is_told_when: bool = False) -> None:
+    def _again(
+        self,
+        now_s: float,
+        why: Why,
+        after_s: float,
+        *,
+        is_told_when: bool = False,
+        turned_away: TurnedAway | None = None,
+    ) -> None:
         self._phase = "waiting"
         self._until_s = now_s + after_s
         self._is_told_when = is_told_when
         self._replica.lost()
         self._requests.lost()
         self._steps.append(HangUp(after_s, why))
-        self._become("waiting")
+        self._become("waiting", turned_away)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -340,7 +352,7 @@ class Guest:
         self._silence_s = PATIENCE * heartbeat_s
         self._phase = "open"
         self._until_s = now_s + self._silence_s
-        self._is_refused = False
+        self._token_refused = None
         self._become("open")
         viewer = text(payload.get("viewer")) or None
         if self._user not in {None, (viewer,)}:
@@ -378,12 +390,13 @@ class Guest:
             request_id = self._meant(code)
         is_join = self._phase == "joining" and request_id == self._join_id
         if is_join or self._replica.refused(now_s, request_id, after_s):
+            turned_away = TurnedAway(code, message)
             if code == "UNAUTHORIZED":
-                self._unauthorized(now_s, message)
+                self._unauthorized(now_s, turned_away)
             elif is_join and payload.get("retry") is True:
-                self._turned_away(now_s, after_s)
+                self._turned_away_for_now(now_s, turned_away, after_s)
             elif is_join:
-                self.fail(RoomError(f"{code}: {message}", code=code))
+                self._turned_away_for_good(turned_away)
         elif not self._requests.refused(now_s, request_id, payload):
             self._deliver(Trouble(code, message))
 
@@ -393,22 +406,27 @@ class Guest:
             return self._join_id if code == "TOO_LARGE" else None
         return None if self._replica.is_asking else self._requests.unanswered()
 
-    def _turned_away(self, now_s: float, after_s: float | None) -> None:
-        """Told not to come in, though not for good."""
+    def _turned_away_for_now(
+        self, now_s: float, turned_away: TurnedAway, after_s: float | None
+    ) -> None:
         if after_s is None:
-            self._again(now_s, "ended", self._pause_s())
+            self._again(now_s, "ended", self._pause_s(), turned_away=turned_away)
         else:
             # Nobody comes sooner than told, and not all together.
             pause_s = after_s + self._chance() * self._terms.backoff_s
-            self._again(now_s, "told", pause_s, is_told_when=True)
+            self._again(now_s, "told", pause_s, is_told_when=True, turned_away=turned_away)
 
-    def _unauthorized(self, now_s: float, message: str) -> None:
+    def _turned_away_for_good(self, turned_away: TurnedAway) -> None:
+        self.fail(RoomError(str(turned_away), code=turned_away.code), turned_away)
+
+    def _unauthorized(self, now_s: float, turned_away: TurnedAway) -> None:
         if not self._renews:
-            self.fail(RoomError(f"UNAUTHORIZED: {message}", code="UNAUTHORIZED"))
+            self._turned_away_for_good(turned_away)
             return
-        self._is_refused = True
+        self._token_refused = turned_away
         rushed, self._rushed = self._rushed, True
-        self._again(now_s, "unauthorized", self._pause_s() if rushed else 0.0)
+        pause_s = self._pause_s() if rushed else 0.0
+        self._again(now_s, "unauthorized", pause_s, turned_away=turned_away)
 
     # --- what follows from it -----------------------------------------------------------------
 
@@ -441,10 +459,11 @@ class Guest:
         self._backoff.reset()
         self._rushed = False
 
-    def _become(self, status: Status) -> None:
+    def _become(self, status: Status, turned_away: TurnedAway | None = None) -> None:
+        self.turned_away = turned_away
         if self.status != status:
             self.status = status
-            self._deliver(Became(status))
+            self._deliver(Became(status, turned_away))
 
     def _deliver(self, news: News | None) -> None:
         if news is not None:

@@ -97,10 +97,22 @@ class Presence:
 
 
 @value
+class TurnedAway:
+    """The server does not let us in, and says why; whether for good, the status says."""
+
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" if self.message else self.code
+
+
+@value
 class Became:
-    """The connection is this now."""
+    """The connection is this now; `turned_away`, if the server did not let us in last time."""
 
     status: Status
+    turned_away: TurnedAway | None = None
 
 
 @value

@@ -75,6 +75,10 @@ export class Table {
     get status() {
         return this.#guest.status;
     }
+    /** Why the server did not let us in, if it has said so and has not done so since. */
+    get turnedAway() {
+        return this.#guest.turnedAway;
+    }
     /** How many of our actions are not answered, or not to be seen in the confirmed state yet. */
     get pending() {
         return this.#guest.pending;
@@ -86,10 +90,10 @@ export class Table {
     // --- listening --------------------------------------------------------------------------------
     /** Call these for how things stand, and for what comes from now on. */
     listen(listener) {
-        const { status, over } = this.#guest;
+        const { status, turnedAway, over } = this.#guest;
         const state = this.#guest.version === null ? null : this.#told;
         this.#listeners.push(listener);
-        call(() => listener.onStatus?.(status));
+        call(() => listener.onStatus?.(status, turnedAway));
         if (state !== null)
             call(() => listener.onState?.(state));
         const error = over?.error ?? null;
@@ -233,7 +237,7 @@ function told(listener, news) {
             listener.onPresence?.(news.presence);
             break;
         case "became":
-            listener.onStatus?.(news.status);
+            listener.onStatus?.(news.status, news.turnedAway);
             break;
         case "trouble":
             listener.onTrouble?.({ code: news.code, message: news.message });
@@ -260,6 +264,8 @@ function newWaiting() {
     return { promise, settle };
 }
 // --- settings -----------------------------------------------------------------------------------
+const NO_WEBSOCKET = "there is no WebSocket here, as in Node before 22: npm install ws, then " +
+    'import { WebSocket } from "ws"; and room(url, { tableId, WebSocket })';
 const PROTOCOLS = new Map([
     ["http:", "ws:"],
     ["https:", "wss:"],
@@ -273,7 +279,7 @@ function addressOf(given, options) {
     }
     const WebSocket = options.WebSocket ?? own;
     if (WebSocket === undefined)
-        throw new TypeError("there is no WebSocket here: give a class");
+        throw new TypeError(NO_WEBSOCKET);
     return { url, token: options.token ?? null, WebSocket };
 }
 function guestOf(options, world) {

@@ -29,6 +29,7 @@ const TRY_LATER = 1013;
 /** Sits at one table, over one connection after the other. */
 export class Guest {
     status = "connecting";
+    turnedAway = null;
     state = null;
     over = null;
     #options;
@@ -44,7 +45,7 @@ export class Guest {
     #rushed = false;
     #joinId = "";
     #token = null;
-    #isRefused = false;
+    #tokenRefused = null;
     #results = [];
     #user = undefined; // as whom we were in last
     constructor(options) {
@@ -117,7 +118,7 @@ export class Guest {
         }
         this.#phase = "opening";
         this.#until = now + this.#terms.connectMs;
-        this.#become("connecting");
+        this.#become("connecting", this.turnedAway);
         this.#steps.push({ step: "open", withinMs: this.#terms.connectMs });
     }
     // --- what the user wants ----------------------------------------------------------------------
@@ -145,25 +146,25 @@ export class Guest {
         // What is still to be done is of no use to whoever leaves, but for answers.
         const answers = this.#steps.filter(({ step }) => step === "settle");
         this.#steps.splice(0, this.#steps.length, ...answers);
-        this.#deliver({ type: "became", status: "closed" });
+        this.#deliver({ type: "became", status: "closed", turnedAway: null });
     }
     /** What is wrong will be wrong again. */
-    fail(error) {
-        this.#end("failed", error);
+    fail(error, turnedAway = null) {
+        this.#end("failed", error, turnedAway);
     }
-    #end(status, error) {
+    #end(status, error, turnedAway = null) {
         if (this.over !== null)
             return;
         this.#requests.end(error ?? new RoomError(CLOSED, "CLOSED"));
-        this.#become(status);
+        this.#become(status, turnedAway);
         this.over = { step: "over", error };
     }
     // --- the connection ---------------------------------------------------------------------------
     opened(now, token) {
         if (this.over !== null || this.#phase !== "opening")
             return;
-        if (this.#isRefused && token === this.#token) {
-            this.fail(new RoomError("the server does not take this token", "UNAUTHORIZED"));
+        if (this.#tokenRefused !== null && token === this.#token) {
+            this.#turnedAwayForGood(this.#tokenRefused);
             return;
         }
         this.#phase = "joining";
@@ -185,7 +186,8 @@ export class Guest {
             this.#again(now, "drained", this.#options.chance() * this.#terms.backoffMs);
         }
         else if (code === TRY_LATER) {
-            this.#again(now, "overloaded", 2 * this.#terms.backoffMs + this.#pauseMs(), true);
+            const pause = 2 * this.#terms.backoffMs + this.#pauseMs();
+            this.#again(now, "overloaded", pause, { isToldWhen: true });
         }
         else {
             this.#again(now, "ended", this.#pauseMs());
@@ -218,14 +220,14 @@ export class Guest {
             return;
         this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
     }
-    #again(now, why, afterMs, isToldWhen = false) {
+    #again(now, why, afterMs, { isToldWhen = false, turnedAway = null } = {}) {
         this.#phase = "waiting";
         this.#until = now + afterMs;
         this.#isToldWhen = isToldWhen;
         this.#replica.lost();
         this.#requests.lost();
         this.#steps.push({ step: "hang up", afterMs, why });
-        this.#become("waiting");
+        this.#become("waiting", turnedAway);
     }
     // --- messages ---------------------------------------------------------------------------------
     #take(now, { kind, requestId, payload }) {
@@ -267,7 +269,7 @@ export class Guest {
         this.#silenceMs = PATIENCE * heartbeatMs;
         this.#phase = "open";
         this.#until = now + this.#silenceMs;
-        this.#isRefused = false;
+        this.#tokenRefused = null;
         this.#become("open");
         const resumed = payload["resumed"] === true;
         const viewer = text(payload["viewer"]) || null;
@@ -311,12 +313,13 @@ export class Guest {
         const about = requestId ?? (UNREAD.has(code) ? this.#meant(code) : null);
         const isJoin = this.#phase === "joining" && about === this.#joinId;
         if (isJoin || this.#replica.refused(now, about, afterMs)) {
+            const turnedAway = { code, message };
             if (code === "UNAUTHORIZED")
-                this.#unauthorized(now, message);
+                this.#unauthorized(now, turnedAway);
             else if (isJoin && payload["retry"] === true)
-                this.#turnedAway(now, afterMs);
+                this.#turnedAwayForNow(now, turnedAway, afterMs);
             else if (isJoin)
-                this.fail(new RoomError(`${code}: ${message}`, code));
+                this.#turnedAwayForGood(turnedAway);
         }
         else if (!this.#requests.refused(now, about, payload)) {
             this.#deliver({ type: "trouble", code, message });
@@ -328,25 +331,29 @@ export class Guest {
             return code === "TOO_LARGE" ? this.#joinId : null;
         return this.#replica.isAsking ? null : this.#requests.unanswered();
     }
-    /** Told not to come in, though not for good. */
-    #turnedAway(now, afterMs) {
+    #turnedAwayForNow(now, turnedAway, afterMs) {
         if (afterMs === null) {
-            this.#again(now, "ended", this.#pauseMs());
+            this.#again(now, "ended", this.#pauseMs(), { turnedAway });
         }
         else {
             // Nobody comes sooner than told, and not all together.
-            this.#again(now, "told", afterMs + this.#options.chance() * this.#terms.backoffMs, true);
+            const pause = afterMs + this.#options.chance() * this.#terms.backoffMs;
+            this.#again(now, "told", pause, { isToldWhen: true, turnedAway });
         }
     }
-    #unauthorized(now, message) {
+    #turnedAwayForGood(turnedAway) {
+        const { code, message } = turnedAway;
+        this.fail(new RoomError(message === "" ? code : `${code}: ${message}`, code), turnedAway);
+    }
+    #unauthorized(now, turnedAway) {
         if (!(this.#options.renews ?? false)) {
-            this.fail(new RoomError(`UNAUTHORIZED: ${message}`, "UNAUTHORIZED"));
+            this.#turnedAwayForGood(turnedAway);
             return;
         }
-        this.#isRefused = true;
+        this.#tokenRefused = turnedAway;
         const rushed = this.#rushed;
         this.#rushed = true;
-        this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0);
+        this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0, { turnedAway });
     }
     // --- what follows from it ---------------------------------------------------------------------
     #moved(update) {
@@ -374,11 +381,12 @@ export class Guest {
         this.#backoff.reset();
         this.#rushed = false;
     }
-    #become(status) {
+    #become(status, turnedAway = null) {
+        this.turnedAway = turnedAway;
         if (this.status === status)
             return;
         this.status = status;
-        this.#deliver({ type: "became", status });
+        this.#deliver({ type: "became", status, turnedAway });
     }
     #deliver(news) {
         this.#steps.push({ step: "deliver", news });
