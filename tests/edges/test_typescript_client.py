@@ -67,10 +67,11 @@ def test_it_needs_nothing_and_names_no_registry():
 
 def test_a_browser_can_load_it_as_it_is(typescript_client):
     """Modules name one another by their files, and nothing else that is loaded with them."""
+    imports = re.compile(r'^(?:import|export|\}).* from "(.+)";$', re.MULTILINE)
     named = {
         name
         for path in typescript_client.glob("*.js")
-        for name in re.findall(r'^(?:import|export|\}).* from "(.+)";$', path.read_text(), re.M)
+        for name in imports.findall(path.read_text())
     }
     assert named
     assert all((typescript_client / name).is_file() for name in named)
