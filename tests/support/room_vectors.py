@@ -125,7 +125,7 @@ class Walk:
         optimistic = {"add": add, None: None}[options.pop("optimistic", None)]
         self.guest = Guest(
             TABLE,
-            Terms(buffered=options.pop("buffered", 256)),
+            Terms(buffered=options.pop("buffered", 256), pending=options.pop("pending", 1000)),
             lambda: chance,
             letters=self.letters,
             wall_s=lambda: round(self.now_s * 1000) / 1000 + 1e-7,  # or it is a millisecond less

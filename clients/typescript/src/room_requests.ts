@@ -113,7 +113,15 @@ export class Requests {
 
   /** `isNew`: the id was made for it, and nobody has had it before. */
   add(now: number, id: string, action: Payload, guard: string | null, isNew: boolean): void {
-    if (!isNew && !this.#numbers.has(id)) {
+    const isBrought = !isNew && !this.#numbers.has(id);
+    if (this.#queue.length >= this.#terms.pending) {
+      const said = `${this.#queue.length} actions wait for their answer, and no more may`;
+      const mayBeSent = isBrought || this.#sent.has(id) || this.#brought.has(id);
+      const answer = new ActionError("TOO_MANY", said, id, mayBeSent);
+      this.#options.emit({ step: "settle", requestId: id, answer });
+      return;
+    }
+    if (isBrought) {
       this.#brought.add(id);
     } else if (!this.#sent.has(id)) {
       this.#numbers.delete(id); // nobody has seen it, and later ones may have been taken
@@ -142,7 +150,7 @@ export class Requests {
       if (this.#seq !== null) this.#seq += 1;
       this.#numbers.set(id, this.#seq);
     }
-    if (this.#numbers.size > REMEMBERED) {
+    if (this.#numbers.size > REMEMBERED + this.#queue.length) {
       this.#forgetNumbers(new Set([id, ...this.#queue.map((request) => request.id)]));
     }
     return this.#numbers.get(id) ?? null;
@@ -350,8 +358,9 @@ export class Requests {
   // --- time -------------------------------------------------------------------------------------
 
   tick(now: number): void {
-    const late = this.#queue.filter(({ until }) => now >= until);
-    this.#queue = this.#queue.filter(({ until }) => now < until);
+    // All have the same time, so the first is late before the others.
+    const due = this.#queue.findIndex(({ until }) => now < until);
+    const late = this.#queue.splice(0, due < 0 ? this.#queue.length : due);
     for (const { id, wasSent } of late) {
       const answer = new ActionTimeoutError(id, this.#terms.timeoutMs, wasSent);
       this.#options.emit({ step: "settle", requestId: id, answer });
@@ -361,9 +370,9 @@ export class Requests {
   }
 
   due(): number {
-    const due = Math.min(...this.#queue.map(({ until }) => until));
     const [first] = this.#queue;
-    return this.#isIn && first && !first.isSent ? Math.min(due, first.notBefore) : due;
+    if (first === undefined) return Infinity;
+    return this.#isIn && !first.isSent ? Math.min(first.until, first.notBefore) : first.until;
   }
 
   end(error: RoomError): void {

@@ -173,6 +173,11 @@ export interface RoomTerms {
   readonly longestMs: number;
   /** Updates that are kept while the one before them is missing. */
   readonly buffered: number;
+  /**
+   * Actions that may wait for their answer; one more is refused, since they are sent one after the
+   * other, and would be too late.
+   */
+  readonly pending: number;
 }
 
 export const ROOM_TERMS: RoomTerms = {
@@ -184,6 +189,7 @@ export const ROOM_TERMS: RoomTerms = {
   backoffMs: 1_000,
   longestMs: 30_000,
   buffered: 256,
+  pending: 1_000,
 };
 
 /**

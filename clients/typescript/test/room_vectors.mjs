@@ -99,12 +99,12 @@ export class Walk {
 
   constructor(options, chance) {
     const { at: from, state, viewer = null, message_bytes, ...others } = options;
-    const { enabled_when = {}, optimistic, buffered, ...rest } = others;
+    const { enabled_when = {}, optimistic, buffered = 256, pending = 1_000, ...rest } = others;
     this.chance = chance;
     this.enabledWhen = enabled_when;
     this.guest = new Guest({
       tableId: TABLE,
-      terms: { ...ROOM_TERMS, ...(buffered === undefined ? {} : { buffered }) },
+      terms: { ...ROOM_TERMS, buffered, pending },
       chance: () => chance,
       letters: () => this.letters(),
       wall: () => this.now,

@@ -129,7 +129,14 @@ class Requests:
     ) -> None:
         """`is_new`: the id was made for it, and nobody has had it before."""
         until_s = now_s + self._terms.timeout_s
-        if not is_new and id not in self._numbers:
+        is_brought = not is_new and id not in self._numbers
+        if len(self._queue) >= self._terms.pending:
+            said = f"{len(self._queue)} actions wait for their answer, and no more may"
+            was_sent = is_brought or id in self._sent or id in self._brought
+            error = ActionError("TOO_MANY", said, request_id=id, was_sent=was_sent)
+            self._emit(Settle(id, error))
+            return
+        if is_brought:
             self._brought.add(id)
         elif id not in self._sent:
             self._numbers.pop(id, None)  # nobody has seen it, and later ones may have been taken
@@ -146,7 +153,7 @@ class Requests:
         if id not in self._numbers:
             self._seq = None if self._seq is None else self._seq + 1
             self._numbers[id] = self._seq
-        if len(self._numbers) > REMEMBERED:
+        if len(self._numbers) > REMEMBERED + len(self._queue):
             self._forget_numbers({id, *(request.id for request in self._queue)})
         return self._numbers[id]
 
@@ -335,22 +342,23 @@ class Requests:
     # --- time ---------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        late = [request for request in self._queue if now_s >= request.until_s]
-        self._queue = [request for request in self._queue if now_s < request.until_s]
-        for request in late:
+        count = len(self._queue)
+        # All have the same time, so the first is late before the others.
+        while self._queue and now_s >= self._queue[0].until_s:
+            request = self._queue.pop(0)
             timeout_s, was_sent = self._terms.timeout_s, request.was_sent
             error = ActionTimeoutError(request.id, timeout_s, was_sent=was_sent)
             self._emit(Settle(request.id, error))
-        if late:
+        if len(self._queue) < count:
             self._on_changed()
         self._pursue(now_s)
 
     def due_s(self) -> float:
-        due_s = min((request.until_s for request in self._queue), default=math.inf)
-        first = self._queue[0] if self._queue else None
-        if self._is_in and first is not None and not first.is_sent:
-            return min(due_s, first.not_before_s)
-        return due_s
+        if not self._queue:
+            return math.inf
+        first = self._queue[0]
+        is_to_send = self._is_in and not first.is_sent
+        return min(first.until_s, first.not_before_s) if is_to_send else first.until_s
 
     def end(self, error: RoomError) -> None:
         queue, self._queue = self._queue, []

@@ -216,7 +216,8 @@ class Terms:
     there is more than we have, it should have come. `connect_s`: to connect, and then to get in.
     `heartbeat_s`: until the server says its own; two and a half without a word are silence.
     `backoff_s`: the pause before trying again; it doubles, up to `longest_s`. `buffered`: updates
-    that are kept while the one before them is missing.
+    that are kept while the one before them is missing. `pending`: actions that may wait for their
+    answer; one more is refused, since they are sent one after the other, and would be too late.
     """
 
     timeout_s: float = 10.0
@@ -227,6 +228,7 @@ class Terms:
     backoff_s: float = 1.0
     longest_s: float = 30.0
     buffered: int = 256
+    pending: int = 1000
 
 
 class Backoff:
