@@ -12,7 +12,20 @@ import re
 import pytest
 
 from semel.entries import Position
-from support.rooms import ROOM, STREAM, Client, acted, closed, door_to, rooms_on, seated, simulated
+from semel.rooms.cursors import bound
+from support.rooms import (
+    ROOM,
+    STREAM,
+    Cards,
+    Client,
+    acted,
+    closed,
+    dealt,
+    door_to,
+    rooms_on,
+    seated,
+    simulated,
+)
 
 POSITION = re.compile(r"(\d+)\.[0-9a-f]{12}")
 
@@ -208,6 +221,87 @@ async def test_a_failover_that_takes_back_what_clients_have_seen_is_told_to_them
     assert ann.view == (await rooms.standing(ROOM)).view("ann")
     await other.aclose()
     await closed(door)
+
+
+# --- rules of another version -------------------------------------------------------------------
+
+
+class Renewed(Cards):
+    """Shows something that was not shown before."""
+
+    version = "2"
+
+    def view(self, state, viewer):
+        return {**super().view(state, viewer), "new": state["number"]}
+
+
+@pytest.mark.parametrize("played", [0, 3])
+@simulated()
+async def test_who_comes_back_to_rules_of_another_version_gets_a_snapshot(store, played):
+    """Of what it has missed, patches would not fit the view that it has."""
+    old = door_to(rooms_on(store))
+    (ann,) = await seated(old, "ann")
+    for number in range(played):
+        await ann.act("say", text=number)
+    await ann.at(played)
+    cursor = ann.cursor
+    await closed(old)
+    rooms = rooms_on(store, Renewed())
+    door = door_to(rooms)
+    await acted(rooms, "bob", "say")
+    back = Client(door, user="ann")
+    assert not (await back.join(cursor=cursor))["payload"]["resumed"]
+    assert back.all("TABLE_SNAPSHOT")[0]["reason"] == "forked"
+    await acted(rooms, "bob", "sit")
+    await back.at(played + 2)
+    assert back.view == (await rooms.standing(ROOM)).view("ann")
+    await closed(door)
+
+
+@simulated()
+async def test_with_a_version_too_cursors_and_heads_fit_and_what_was_missed_is_told(store):
+    rooms = rooms_on(store, Renewed())
+    door = door_to(rooms, heartbeat_s=1)
+    (ann,) = await seated(door, "ann")
+    assert ann.all("JOINED")[0]["head"] == ann.cursor
+    cursor = ann.cursor
+    await ann.act("sit")
+    await ann.at(1)
+    await asyncio.sleep(3)
+    beats = [m["payload"]["heads"][ROOM] for m in ann.messages if m["type"] == "HEARTBEAT"]
+    assert beats[-1] == ann.cursor
+    for since, missed in ((cursor, 1), (ann.cursor, 0)):
+        back = Client(door, user="ann")
+        assert (await back.join(cursor=since))["payload"]["resumed"]
+        await asyncio.sleep(1)
+        updates = back.all("TABLE_STATE_UPDATE")
+        assert [update["previous"] for update in updates] == [cursor] * missed
+    await closed(door)
+
+
+@simulated(1)
+async def test_a_result_is_the_same_one_for_rules_of_another_version(store):
+    told = []
+    for room in (Cards(), Renewed()):
+        rooms = rooms_on(store, room)
+        if not told:
+            await dealt(rooms, "ann")
+            assert (await acted(rooms, "ann", "play")).success
+        door = door_to(rooms)
+        (ann,) = await seated(door, "ann")
+        told += ann.all("HAND_RESULT")
+        await closed(door)
+    assert len(told) == 2
+    assert told[0] == told[1]
+
+
+def test_a_position_is_bound_to_a_version_and_found_again():
+    position = Position(7, "00000000000f")
+    assert bound(position, "") == position
+    cursors = {bound(position, version) for version in ("", "1", "2", "é")}
+    assert len(cursors) == 4
+    assert {Position.parse(str(cursor)) for cursor in cursors} == cursors
+    assert bound(bound(position, "2"), "2") == position
 
 
 def test_a_position_on_the_wire_is_a_cursor():

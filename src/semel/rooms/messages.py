@@ -13,6 +13,7 @@ from typing import Any
 
 from semel.entries import Entry, Position
 from semel.rooms.asking import Act
+from semel.rooms.cursors import bound
 from semel.rooms.news import Told, told
 from semel.rooms.requests import Reply, request_of
 from semel.rooms.standing import Standing, said
@@ -37,34 +38,37 @@ __all__ = [
 
 
 @lru_cache(maxsize=256)  # everybody who is shown nothing of their own is sent the same
-def _public(entry: Entry) -> Sequence[str]:
-    return _shown(told(entry), None)
+def _public(entry: Entry, version: str) -> Sequence[str]:
+    return _shown(told(entry), None, version)
 
 
-def for_viewer(entry: Entry, user: str | None) -> Sequence[str]:
-    """What a user is shown of it: how the room has changed, and what came of a hand.
+def for_viewer(entry: Entry, user: str | None, version: str = "") -> Sequence[str]:
+    """What a user is shown of it: how the room has changed, and what came of a hand. `version` is
+    that of the rules.
 
     Whoever has asked for it hears by which request: what they show beforehand is there now.
     """
     news, request_id = told(entry), None if user is None else request_of(entry.id, user)
     if request_id is None and user not in news.users:
-        return _public(entry)
-    return _shown(news, user, request_id)
+        return _public(entry, version)
+    return _shown(news, user, version, request_id)
 
 
-def for_all(entries: Iterable[Entry], user: str | None) -> list[str]:
+def for_all(entries: Iterable[Entry], user: str | None, version: str = "") -> list[str]:
     """All of it, in order."""
-    return [text for entry in entries for text in for_viewer(entry, user)]
+    return [text for entry in entries for text in for_viewer(entry, user, version)]
 
 
-def _shown(news: Told, user: str | None, request_id: str | None = None) -> Sequence[str]:
+def _shown(
+    news: Told, user: str | None, version: str, request_id: str | None = None
+) -> Sequence[str]:
     position = news.position
     payload = {
         "tableId": news.room_id,
         "stateVersion": position.offset,
         "previousVersion": news.after.offset,
-        "position": str(position),
-        "previous": str(news.after),
+        "position": str(bound(position, version)),
+        "previous": str(bound(news.after, version)),
         "patch": news.patch(user),
         "events": news.events(user),
     }
@@ -97,7 +101,7 @@ def snapshot(
     payload = {
         "tableId": room_id,
         "stateVersion": standing.version,
-        "position": str(standing.position),
+        "position": str(bound(standing.position, standing.room.version)),
         "viewer": user,
         "reason": reason,
         "state": standing.view(user),

@@ -19,6 +19,7 @@ from semel.http.ws.showing import Showing
 from semel.http.ws.visitor import Visitor
 from semel.http.ws.voice import Voice
 from semel.rooms import messages
+from semel.rooms.cursors import bound
 
 if TYPE_CHECKING:
     from semel.http.ws.door import House
@@ -115,7 +116,8 @@ class Connection:
 
     def beat(self) -> None:
         """A sign of life: what time it is, and where the logs of its rooms end."""
-        heads = {seat.room_id: seat.following.head for seat in self.seats}
+        version = self.house.rooms.room.version
+        heads = {seat.room_id: bound(seat.following.head, version) for seat in self.seats}
         self.tell(messages.heartbeat(self.house.rooms.now_s(), heads))
 
     def follow(self, seat: Seat) -> None:

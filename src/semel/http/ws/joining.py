@@ -13,6 +13,7 @@ from semel.feed.values import Burst
 from semel.http.ws.visitor import NotLetIn
 from semel.rooms import messages
 from semel.rooms.asking import Join
+from semel.rooms.cursors import bound
 from semel.rooms.standing import Standing
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Joining:
         self._house = house
         self._join = join
         self._user = user
+        self._version = house.rooms.room.version
         self.texts: Sequence[str] = ()
         self._updates = 0
         self._reason: str | None = None
@@ -57,6 +59,8 @@ class Joining:
         standing = await self._house.rooms.standing(self._join.room_id)
         self._house.rooms.look_after(standing, self._join.room_id)
         cursor, unreadable = parsed(self._join.cursor)
+        if cursor is not None:
+            cursor = bound(cursor, self._version)
         # Whoever comes back to a finished hand is told what came of it, and how things stand.
         if cursor is not None and standing.result(self._user) is None:
             return await self._resume(standing, cursor)
@@ -80,11 +84,12 @@ class Joining:
             self._house.reset(room_id, found, news.reason)
             return self._afresh(found, news.reason)
         try:
-            missed = messages.for_all(news.entries, self._user) if isinstance(news, Burst) else []
+            entries = news.entries if isinstance(news, Burst) else []
+            missed = messages.for_all(entries, self._user, self._version)
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be shown: %s", room_id, error)  # noqa: TRY400
             return self._afresh(standing, "unreadable")
-        self._updates = len(news.entries) if isinstance(news, Burst) else 0
+        self._updates = len(entries)
         self.texts = [self._joined(standing.position, resumed=True), *missed]
         return following.position
 
@@ -107,7 +112,7 @@ class Joining:
             join.request_id,
             join.room_id,
             self._user,
-            head,
+            bound(head, self._version),
             resumed=resumed,
             now_s=house.rooms.now_s(),
             heartbeat_s=house.heartbeat_s,
