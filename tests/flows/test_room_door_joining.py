@@ -229,7 +229,7 @@ async def test_a_failover_that_takes_back_what_clients_have_seen_is_told_to_them
 class Renewed(Cards):
     """Shows something that was not shown before."""
 
-    version = "2"
+    view_version = "2"
 
     def view(self, state, viewer):
         return {**super().view(state, viewer), "new": state["number"]}

@@ -835,7 +835,7 @@ async def test_a_room_has_a_name_that_a_log_can_keep(store):
         {"name": ""},
         {"name": "a:b"},
         {"name": "x" * 49},
-        {"room": type("Second", (Cards,), {"version": 2})()},
+        {"room": type("Second", (Cards,), {"view_version": 2})()},
         {"name": "a\nb"},
         {"replay": 0},
         {"most_bytes": 0},

@@ -38,37 +38,36 @@ __all__ = [
 
 
 @lru_cache(maxsize=256)  # everybody who is shown nothing of their own is sent the same
-def _public(entry: Entry, version: str) -> Sequence[str]:
-    return _shown(told(entry), None, version)
+def _public(entry: Entry, view_version: str) -> Sequence[str]:
+    return _shown(told(entry), None, view_version)
 
 
-def for_viewer(entry: Entry, user: str | None, version: str = "") -> Sequence[str]:
-    """What a user is shown of it: how the room has changed, and what came of a hand. `version` is
-    that of the rules.
+def for_viewer(entry: Entry, user: str | None, view_version: str = "") -> Sequence[str]:
+    """What a user is shown of it: how the room has changed, and what came of a hand.
 
     Whoever has asked for it hears by which request: what they show beforehand is there now.
     """
     news, request_id = told(entry), None if user is None else request_of(entry.id, user)
     if request_id is None and user not in news.users:
-        return _public(entry, version)
-    return _shown(news, user, version, request_id)
+        return _public(entry, view_version)
+    return _shown(news, user, view_version, request_id)
 
 
-def for_all(entries: Iterable[Entry], user: str | None, version: str = "") -> list[str]:
+def for_all(entries: Iterable[Entry], user: str | None, view_version: str = "") -> list[str]:
     """All of it, in order."""
-    return [text for entry in entries for text in for_viewer(entry, user, version)]
+    return [text for entry in entries for text in for_viewer(entry, user, view_version)]
 
 
 def _shown(
-    news: Told, user: str | None, version: str, request_id: str | None = None
+    news: Told, user: str | None, view_version: str, request_id: str | None = None
 ) -> Sequence[str]:
     position = news.position
     payload = {
         "tableId": news.room_id,
         "stateVersion": position.offset,
         "previousVersion": news.after.offset,
-        "position": str(bound(position, version)),
-        "previous": str(bound(news.after, version)),
+        "position": str(bound(position, view_version)),
+        "previous": str(bound(news.after, view_version)),
         "patch": news.patch(user),
         "events": news.events(user),
     }
@@ -101,7 +100,7 @@ def snapshot(
     payload = {
         "tableId": room_id,
         "stateVersion": standing.version,
-        "position": str(bound(standing.position, standing.room.version)),
+        "position": str(bound(standing.position, standing.room.view_version)),
         "viewer": user,
         "reason": reason,
         "state": standing.view(user),

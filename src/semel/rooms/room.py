@@ -128,7 +128,7 @@ class Room(ABC):
     key is an error that says where it is. Tuples come back as lists.
     """
 
-    version: str = ""
+    view_version: str = ""
     """Of what is shown: change it when `view` changes, and who comes back gets a snapshot."""
 
     def begin(self, room_id: str) -> Any:

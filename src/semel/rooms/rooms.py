@@ -77,9 +77,9 @@ class Rooms:
     ) -> None:
         if not isinstance(room, Room):
             raise SettingsError(f"room={room!r:.80}: give an instance of your class of Room")
-        if not isinstance(room.version, str):
+        if not isinstance(room.view_version, str):
             raise SettingsError(
-                f'version={room.version!r:.80}: the version of rules is text, as "2"'
+                f'view_version={room.view_version!r:.80}: the version of a view is text, as "2"'
             )
         if ":" in named("name", name, MOST_KIND):
             raise SettingsError(f"name={name!r}: rooms have a name without a colon, such as table")

@@ -116,7 +116,7 @@ class Connection:
 
     def beat(self) -> None:
         """A sign of life: what time it is, and where the logs of its rooms end."""
-        version = self.house.rooms.room.version
+        version = self.house.rooms.room.view_version
         heads = {seat.room_id: bound(seat.following.head, version) for seat in self.seats}
         self.tell(messages.heartbeat(self.house.rooms.now_s(), heads))
 

@@ -49,7 +49,7 @@ class Joining:
         self._house = house
         self._join = join
         self._user = user
-        self._version = house.rooms.room.version
+        self._view_version = house.rooms.room.view_version
         self.texts: Sequence[str] = ()
         self._updates = 0
         self._reason: str | None = None
@@ -60,7 +60,7 @@ class Joining:
         self._house.rooms.look_after(standing, self._join.room_id)
         cursor, unreadable = parsed(self._join.cursor)
         if cursor is not None:
-            cursor = bound(cursor, self._version)
+            cursor = bound(cursor, self._view_version)
         # Whoever comes back to a finished hand is told what came of it, and how things stand.
         if cursor is not None and standing.result(self._user) is None:
             return await self._resume(standing, cursor)
@@ -85,7 +85,7 @@ class Joining:
             return self._afresh(found, news.reason)
         try:
             entries = news.entries if isinstance(news, Burst) else []
-            missed = messages.for_all(entries, self._user, self._version)
+            missed = messages.for_all(entries, self._user, self._view_version)
         except CorruptRecordError as error:
             log.error("semel: room %r cannot be shown: %s", room_id, error)  # noqa: TRY400
             return self._afresh(standing, "unreadable")
@@ -112,7 +112,7 @@ class Joining:
             join.request_id,
             join.room_id,
             self._user,
-            bound(head, self._version),
+            bound(head, self._view_version),
             resumed=resumed,
             now_s=house.rooms.now_s(),
             heartbeat_s=house.heartbeat_s,

@@ -45,7 +45,7 @@ class Showing:
         self._seats = seats
         self._voice = voice
         self._wake = wake
-        self._version = house.rooms.room.version
+        self._view_version = house.rooms.room.view_version
 
     def poke(self, seat: Seat) -> bool:
         """There is something in its room."""
@@ -64,7 +64,7 @@ class Showing:
         if burst is None:
             return False
         try:
-            texts = messages.for_all(burst.entries, seat.user, self._version)
+            texts = messages.for_all(burst.entries, seat.user, self._view_version)
         except CorruptRecordError:  # who writes finds out, and sees to it
             following.position = before
             return False
@@ -95,7 +95,7 @@ class Showing:
                 raise news
             case Burst():
                 try:
-                    texts = messages.for_all(news.entries, seat.user, self._version)
+                    texts = messages.for_all(news.entries, seat.user, self._view_version)
                 except CorruptRecordError:
                     following.position = before  # nothing of it was told
                     raise
