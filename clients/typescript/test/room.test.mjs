@@ -521,6 +521,97 @@ playing("what cannot be said is refused", [stays], {}, async (table) => {
   assert.equal(table.pending, 0);
 });
 
+// --- what throws that should not ----------------------------------------------------------------
+
+/** Time that is moved by hand; `due` are the calls that were asked for and not called off. */
+function handWorld() {
+  const due = new Set();
+  const world = {
+    nowMs: 0,
+    trap: () => undefined,
+    now: () => (world.trap(), world.nowMs),
+    wall: () => world.nowMs,
+    chance: () => 0.5,
+    later: (ms, call) => {
+      const timer = { at: world.nowMs + ms, call };
+      due.add(timer);
+      return () => due.delete(timer);
+    },
+  };
+  const next = () => {
+    const [timer] = due;
+    due.delete(timer);
+    world.nowMs = timer.at;
+    timer.call();
+  };
+  return { world, due, next };
+}
+
+test("a timer whose call throws is set anew, and the table goes on", async () => {
+  const { world, due, next } = handWorld();
+  const server = play(stays);
+  const table = room("ws://example.test/", { tableId: "t", WebSocket: server.WebSocket, world });
+  const { at } = hearing(table);
+  await at(5);
+  world.trap = () => {
+    throw new Error("no time");
+  };
+  assert.throws(next, /no time/);
+  assert.equal(due.size, 1);
+  assert.throws(next, /no time/);
+  assert.equal(due.size, 1);
+  world.trap = () => undefined;
+  const answer = assert.rejects(table.act(ACTION), { name: "TimeoutError" });
+  while (table.pending > 0) next();
+  await answer;
+  table.close();
+  assert.equal(due.size, 0);
+});
+
+test("a step that throws is done once, and what follows it is done a second later", async () => {
+  const { world, due, next } = handWorld();
+  const server = play(stays);
+  class Clumsy extends server.WebSocket {
+    close(code) {
+      super.close(code);
+      throw new Error("dropped");
+    }
+  }
+  const table = room("ws://example.test/", { tableId: "t", WebSocket: Clumsy, world });
+  const { got, at } = hearing(table);
+  await at(5);
+  const since = got.length;
+  assert.throws(next, /dropped/); // it was silent for too long
+  assert.deepEqual(got.slice(since), []);
+  assert.deepEqual([...due].map((timer) => timer.at - world.nowMs), [1_000]);
+  next();
+  assert.deepEqual(got.slice(since).map(([, news]) => news), ["waiting", "connecting"]);
+  while (table.status !== "open") await new Promise(setImmediate);
+  assert.equal(server.seats.length, 2);
+  assert.throws(() => table.close(), /dropped/);
+  assert.deepEqual([table.status, due.size], ["closed", 0]);
+});
+
+test("a message whose reading throws is the end of nothing", async () => {
+  const { world } = handWorld();
+  const server = play(stays);
+  const table = room("ws://example.test/", { tableId: "t", WebSocket: server.WebSocket, world });
+  const { at } = hearing(table);
+  await at(5);
+  const say = () => server.seats[0].say(update({ from: 5, to: 6, patch: [[[], 6]] }));
+  let calls = 0;
+  world.trap = () => {
+    calls += 1;
+    if (calls === 1) throw new Error("no time");
+  };
+  await assert.rejects(say(), /no time/);
+  assert(calls > 1); // it has gone on, nevertheless
+  assert.equal(table.version, 5);
+  await say();
+  await at(6);
+  table.close();
+});
+
 // --- leaving ------------------------------------------------------------------------------------
 
 test("who leaves leaves nothing behind", { timeout: 20_000 }, async () => {
