@@ -103,3 +103,50 @@ class ShowsResultsAgain(Guest):
     def _result(self, payload: Any) -> None:
         self._results = []
         super()._result(payload)
+
+
+# --- what is shown before it is answered --------------------------------------------------------
+
+
+class WaitsForTheAnswer(Requests):
+    """It is shown on top until it is answered, whatever the state has by then."""
+
+    def updated(self, version: int, request_id: str | None) -> None:
+        super().updated(version, None)
+
+
+class TakesTheAnswerForTheState(Requests):
+    """What is answered is done, and need not be shown any more; the state has it soon."""
+
+    def result(self, *told: Any) -> None:
+        super().result(*told)
+        self._done = []
+        self._on_changed()
+
+
+class LeavesWhatWasRefused(Requests):
+    """The next state will show what is right."""
+
+    def _failed(self, now_s: float, request: Any, *told: Any) -> None:
+        super()._failed(now_s, request, *told)
+        if request not in self._queue:
+            request.version = float("inf")
+            self._done = [*self._done, request]
+
+
+class StaysOnItsGround(Requests):
+    """On top of the state there was when somebody clicked: the next one comes when it is done."""
+
+    _ground: Any = None
+
+    def shown(self, confirmed: Any) -> Any:
+        if not self._queue:
+            self._ground = confirmed
+        return super().shown(self._ground or confirmed)
+
+
+class ShowsItOnAnySnapshot(Requests):
+    """It is not answered, so no state has it."""
+
+    def replaced(self, version: int) -> None:
+        self.updated(version, None)

@@ -21,20 +21,29 @@ from planted_guests import (
     ComparesVersions,
     CountsResends,
     KeepsItsState,
+    LeavesWhatWasRefused,
     SendsAnew,
+    ShowsItOnAnySnapshot,
     ShowsResultsAgain,
+    StaysOnItsGround,
     TakesAnySnapshot,
+    TakesTheAnswerForTheState,
     TakesWhatComes,
     TakesWhatIsLarger,
+    WaitsForTheAnswer,
 )
 from room_history import ROOM, Tables
 from room_members import Plan
 
+from semel import feed
 from semel.client import room_rules
 from semel.client.room_replica import Replica
+from semel.client.room_requests import Requests
 from semel.colour import keep
 from semel.entries import Answer, Appended, Entry, Page, Position, VersionConflict
 from semel.errors import StoreUnavailableError
+from semel.feed import Feed
+from semel.feed.reader import Reader
 from semel.http.ws import RoomDoor, hearing
 from semel.http.ws.joining import Joining
 from semel.rooms import Reply, Rooms, messages, requests
@@ -407,6 +416,28 @@ def wall_s(self: StoreClock) -> float:
     return self._wall()
 
 
+# --- the bell -----------------------------------------------------------------------------------
+
+
+class ReadsFirst(Reader):
+    """Reads, then listens: what comes in between is heard of with the next one, if there is one."""
+
+    async def _listen(self) -> None:
+        keep(asyncio.ensure_future(self._listen_behind()))
+
+    async def _listen_behind(self) -> None:
+        await self._tried.wait()
+        await super()._listen()
+
+
+async def look_nowhere(self: Feed) -> None:
+    """Nobody looks unless a bell rings."""
+
+
+NO_NET = ((Feed, "_look", look_nowhere),)
+"""Else whoever misses a ring is late by a second, which is no more than is promised."""
+
+
 # --- who is shown what --------------------------------------------------------------------------
 
 
@@ -452,6 +483,17 @@ class Snapshots:
 SNAPSHOT = messages.snapshot
 
 
+def result_of_now(room_id: str, standing: Any, user: str | None) -> list[str]:
+    """A result is that of the state with which it is sent."""
+    result = standing.result(user)
+    return [] if result is None else [messages._result(room_id, standing.position, result)]
+
+
+def no_results(room_id: str, standing: Any, user: str | None) -> list[str]:
+    """What came of a hand was told when it was over."""
+    return []
+
+
 # --- all of them --------------------------------------------------------------------------------
 
 
@@ -461,6 +503,10 @@ def host(planted: type[Host], *patches: Any, **how: Any) -> Plan:
 
 def replica(planted: type[Replica], *faults: str) -> Plan:
     return Plan(patches=((room_rules, "Replica", planted),), faults=faults or None)
+
+
+def asking(planted: type[Requests], *faults: str) -> Plan:
+    return Plan(patches=((room_rules, "Requests", planted),), faults=faults or None)
 
 
 def by_hand(rooms: type[Rooms], **how: Any) -> Plan:
@@ -519,6 +565,9 @@ PLANTS = {
     "deadlines are by everybody's own clock": Plan(
         patches=((StoreClock, "now_s", wall_s),), faults=("skew",)
     ),
+    "read, then listen": Plan(
+        patches=((feed, "Reader", ReadsFirst),), faults=("cut", "crash", "stop"), sound=NO_NET
+    ),
     "a replay is as one sees now": Plan(
         patches=((hearing, "Joining", ReplaysByNow),), faults=("cut",)
     ),
@@ -534,12 +583,14 @@ PLANTS = {
     "a snapshot is asked for once": replica(AsksOnce, "boxes"),
     "silence is believed": replica(BelievesSilence, "boxes"),
     "a snapshot is not heeded": replica(KeepsItsState),
-    "a resend has a new id": Plan(
-        patches=((room_rules, "Requests", SendsAnew),), faults=("cut", "crash", "weather")
-    ),
-    "a resend has a new number": Plan(
-        patches=((room_rules, "Requests", CountsResends),),
-        faults=("cut", "weather", "trim", "away"),
-    ),
+    "a resend has a new id": asking(SendsAnew, "cut", "crash", "weather"),
+    "a resend has a new number": asking(CountsResends, "cut", "weather", "trim", "away"),
+    "it is on top until it is answered": asking(WaitsForTheAnswer),
+    "an answer is taken for the state": asking(TakesTheAnswerForTheState),
+    "what was refused is left on top": asking(LeavesWhatWasRefused),
+    "what is on top stays on its ground": asking(StaysOnItsGround),
+    "it is on top of any snapshot": asking(ShowsItOnAnySnapshot),
     "a result is shown again": Plan(guest=ShowsResultsAgain),
+    "a result is told when it comes to be": Plan(patches=((messages, "results", no_results),)),
+    "a result is where the room stands": Plan(patches=((messages, "results", result_of_now),)),
 }

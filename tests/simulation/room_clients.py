@@ -16,6 +16,7 @@ from unittest import mock
 
 from room_history import ROOM, Node
 from room_members import LATENCY_S, Line, message
+from room_overlay import ON_TOP, Overlay, guess
 from room_table import of
 
 from semel.client.room_rules import Guest
@@ -82,7 +83,14 @@ class Client:
         """Requests as they were sent."""
         self._snapshots: list[str] = []
         self._events: set[tuple[str, str]] = set()
-        self._results: set[tuple[str, str]] = set()
+        self._results: set[Node] = set()
+        """What came of hands, by where it came to be."""
+        self._clicked: dict[str, str] = {}
+        """By request, what was clicked."""
+        self._ids: dict[str, str] = {}
+        """By that, the request as the log knows it."""
+        decided = world.tables.decided
+        self._overlay = Overlay(self.wrong, self._ids, lambda id: len(decided[self.stream, id]) > 1)
         self._count = self._clicks = 0
         self._unknown: list[tuple[str, Any]] = []
         self._tokens = 0
@@ -103,6 +111,7 @@ class Client:
             seq=0 if self.is_numbered else None,
             spectate=self.user is None,
             renews=True,
+            optimistic=guess if chance.random() < 0.7 else None,
         )
 
     def wrong(self, what: str) -> None:
@@ -113,7 +122,7 @@ class Client:
         now = self.world.tables.now[self.stream]
         guest = self.guest
         is_there = guest.cursor == str(now.position) and guest.is_settled
-        return is_there and guest.confirmed == now.view(self.user)
+        return is_there and guest.state == guest.confirmed == now.view(self.user)
 
     @property
     def is_open(self) -> bool:
@@ -173,10 +182,8 @@ class Client:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(within_s, 30.0)):
                     await self.woken.wait()
-        while self.line is not None and self.line.came:
+        while self.line is not None and self.line.came and not self.guest._steps:
             self._take(self.line.take())
-            if self.guest._steps:
-                return
 
     def _take(self, what: str | int | None) -> None:
         now = self.world.loop.clock_s
@@ -264,6 +271,8 @@ class Client:
             id = self.guest.act(now, action)
             if chance.random() < 0.2 and self.guest.act(now, action) == id:
                 self.world.hit("double_click")
+        click = self._clicked.setdefault(id, action["click"])
+        self._ids[click] = f"{len(self.user or '')}:{self.user}:{id}"
         return id
 
     def say_last(self) -> None:
@@ -322,9 +331,9 @@ class Client:
             case "ACTION_RESULT":
                 self._answered(told["requestId"], payload)
             case "TABLE_SNAPSHOT":
-                self.world.hit(f"snapshot_{payload['reason']}")
-                if payload["tableId"] == self.table:
-                    self._snapshots = [*self._snapshots[-2:], payload["position"]]
+                self._stands(payload)
+            case "HEARTBEAT":
+                self._ends(payload["heads"])
             case "JOINED":
                 self.world.hit("resumed" if payload["resumed"] else "not_resumed")
             case "ERROR":
@@ -333,6 +342,16 @@ class Client:
                 self.world.hit(kind.lower())
             case _:
                 pass
+
+    def _stands(self, payload: Any) -> None:
+        self.world.hit(f"snapshot_{payload['reason']}")
+        if payload["tableId"] == self.table:
+            self._snapshots = [*self._snapshots[-2:], payload["position"]]
+            self._overlay.may_go()
+
+    def _ends(self, heads: Any) -> None:
+        if heads.get(self.table) == self.guest.cursor:
+            self._overlay.may_go()
 
     def _answered(self, id: str, payload: Any) -> None:
         error = payload.get("error", {})
@@ -371,6 +390,7 @@ class Client:
         match news:
             case State(_, confirmed, version):
                 self._shown(version, confirmed)
+                self._check_shown(news)
             case Event(version, data):
                 self._happened(version, data)
             case Result(version, result):
@@ -392,6 +412,17 @@ class Client:
         elif not follow and self._is_back(version, before):
             self.wrong(f"{meant} was shown after {before}, which is still true")
 
+    def _check_shown(self, news: State) -> None:
+        if self.stream in self.world.tables.shaken:
+            self._overlay.may_go()
+        if news.pending:
+            self.world.hit("on_top" if ON_TOP in news.state else "pending")
+        self._overlay.shown(news, self.nodes)
+        stays = [node.finished for node in self.nodes if node.finished is not node]
+        is_missed = self.nodes and len(stays) == len(self.nodes) and None not in stays
+        if is_missed and self._results.isdisjoint(stays) and not self.world.boxes:
+            self.wrong("a hand is shown as finished, and nobody has told what came of it")
+
     def _nodes(self, version: int) -> list[Node]:
         found = self.world.tables.by_version(self.stream, version)
         return [node for _, nodes in found for node in nodes]
@@ -411,12 +442,13 @@ class Client:
         self._events.add(key)
 
     def _finished(self, version: int, result: Any) -> None:
-        if not any(node.result(self.user) == result for node in self._nodes(version)):
+        meant = [node for node in self._nodes(version) if node.result(self.user) == result]
+        since = {node.finished for node in meant if node.finished is not None}
+        if not since:
             self.wrong("somebody was told another result than there was")
-        key = str(version), json.dumps(result)
-        if key in self._results and not self.is_shaken:
+        elif since <= self._results and not self.is_shaken:
             self.wrong("a result was handed over twice")
-        self._results.add(key)
+        self._results |= since
 
     def _settled(self, id: str, answer: Any) -> None:
         match answer:
@@ -424,12 +456,15 @@ class Client:
                 self.world.hit("done_and_told")
             case ActionError(code=code):
                 self.world.hit(f"told_{code}")
+                self._overlay.refused(self._clicked[id])
             case ActionTimeoutError(was_sent=True):
                 self.world.hit("unknown_outcome")
+                self._overlay.unknown(self._clicked[id])
                 if action := self._action_of(id):
                     self._unknown.append((id, action))
             case _:
                 self.world.hit("never_sent")
+                self._overlay.unknown(self._clicked[id])
 
     def _action_of(self, id: str) -> Any:
         for text in reversed(self.sent):

@@ -46,6 +46,15 @@ class Node:
         self.click = ""
         self.children: dict[tuple[str, str], Node] = {}
         self._views: dict[str | None, Any] = {}
+        self.finished = None if parent is None else self._since(parent)
+        """Where the result that is shown came to be; None where none is."""
+
+    def _since(self, parent: Node) -> Node | None:
+        members = (*TABLE.members(parent.state), *TABLE.members(self.state))
+        shown = [user for user in (None, *members) if self.result(user) is not None]
+        if any(self.result(user) != parent.result(user) for user in shown):
+            return self
+        return parent.finished if shown else None
 
     @property
     def offset(self) -> int:
@@ -57,6 +66,9 @@ class Node:
         while node.parent is not None:
             yield node
             node = node.parent
+
+    def has(self, id: str) -> bool:
+        return any(node.id == id for node in self.line())
 
     @property
     def deadline(self) -> Deadline | None:

@@ -88,12 +88,26 @@ class LogOfRooms(LogHere):
             on_the_way[key] -= 1
 
 
+class BellOfRooms(Bell):
+    """To listen takes its way there and back, and it may ring in between."""
+
+    async def listen(self, stream: str, wake: Any) -> None:
+        world, early = self._world, asyncio.Event()
+        await asyncio.sleep(world.listens_s * world.chance.random())
+        await super().listen(stream, wake)
+        self.listeners.add(stream, early.set)
+        await asyncio.sleep(world.listens_s * world.chance.random())
+        self.listeners.remove(stream, early.set)
+        if early.is_set():
+            world.hit("rung_early")
+
+
 class RoomStore(StoreHere):
     def log(self, colour: Any) -> Any:
         return LogOfRooms(self._world, self._log, self._name)
 
     def bell(self) -> Any:
-        return Bell(self._world, self._log._tower)  # type: ignore[arg-type]
+        return BellOfRooms(self._world, self._log._tower)  # type: ignore[arg-type]
 
 
 class FeedOfRooms(Feed):
@@ -311,7 +325,11 @@ class Line:
         world = self.world
         held, self._held = self._held, None
         texts = [text] if held is None else [text, held]
-        likely = 0.5 * ("TABLE_STATE_UPDATE" in text[:30]) if world.is_last else world.boxes
+        if world.is_last:
+            likely = 0.5 * ("TABLE_STATE_UPDATE" in text[:30])
+        else:
+            # There are few of them, and much hangs on each.
+            likely = world.boxes * (5 if "TABLE_SNAPSHOT" in text[:30] else 1)
         if not likely or world.chance.random() >= likely or not world.box_faults:
             return texts
         if "JOINED" in text[:20] or "LEFT" in text[:20]:

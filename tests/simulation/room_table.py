@@ -22,17 +22,23 @@ CHIPS = 1000
 # Of turns in a row that nobody has played: then the table waits for somebody to deal.
 PATIENCE = 3
 
+# The result of one hand in so many stays while the next one is played.
+STAYS = 3
+
 MOST_BYTES = 4000
 
 
 class CardTable(Room):
-    """The state is `n` changes old. `order` are those who are still in the hand."""
+    """The state is `n` changes old. `order` are those who are still in the hand.
+
+    `over` is what came of the last hand, until the next one is dealt, or at times is over, too.
+    """
 
     def begin(self, room_id: str) -> Any:
         return {
             "n": 0, "bank": CHIPS, "seats": {}, "pot": 0, "hand": 0, "turn": 0, "phase": "open",
             "order": [], "next": 0, "cards": {}, "until": None, "idle": 0, "did": {}, "said": "",
-            "won": None,
+            "over": None,
         }  # fmt: skip
 
     def apply(self, state: Any, action: Mapping[str, Any], ctx: Context) -> Decision:
@@ -100,8 +106,10 @@ class CardTable(Room):
         _must(len(players) > 1, "ALONE")
         chance = ctx.random
         state["hand"] += 1
-        state.update(phase="playing", order=players, next=0, won=None)
+        state.update(phase="playing", order=players, next=0)
         hand = state["hand"]
+        if hand % STAYS != 0:
+            state["over"] = None
         cards = {user: f"card/{user}/{hand}/{chance.randrange(10_000)}" for user in players}
         state["cards"] = cards
         for user in players:
@@ -117,7 +125,10 @@ class CardTable(Room):
             return [(ALL, {"turn": state["turn"]})]
         winner = max(order, key=lambda user: rank(state["cards"][user]))
         state["seats"][winner] += state["pot"]
-        state.update(pot=0, phase="done", order=[], next=0, won=winner)
+        cards = dict(state["cards"])
+        ranks = {user: rank(card) for user, card in cards.items()}
+        over = {"hand": state["hand"], "won": winner, "ranks": ranks, "cards": cards}
+        state.update(pot=0, phase="done", order=[], next=0, over=over)
         self._clock(state, ctx, BETWEEN_S)
         if state["idle"] >= PATIENCE:
             state["until"] = None
@@ -149,15 +160,16 @@ class CardTable(Room):
         return list(state["seats"])
 
     def view(self, state: Any, viewer: str | None) -> Any:
-        own = {user: card for user, card in state["cards"].items() if user == viewer}
-        return {**state, "cards": own, "held": len(state["cards"])}
+        over = state["over"]
+        shown = {**state, "cards": _own(state["cards"], viewer), "held": len(state["cards"])}
+        return {**shown, "over": over and {**over, "cards": _own(over["cards"], viewer)}}
 
     def result(self, state: Any, viewer: str | None) -> Any:
-        if state["phase"] != "done":
+        over = state["over"]
+        if over is None:
             return None
-        ranks = {user: rank(card) for user, card in state["cards"].items()}
-        told = {"hand": state["hand"], "won": state["won"], "ranks": ranks}
-        return {**told, "own": state["cards"].get(viewer)}
+        told = {name: over[name] for name in ("hand", "won", "ranks")}
+        return {**told, "own": over["cards"].get(viewer)}
 
 
 class _NoError(Exception):
@@ -193,6 +205,10 @@ def of(action: Mapping[str, Any]) -> str:
     """What an action is, in short; its text may be long."""
     told = {name: action[name] for name in ("actionType", "amount", "seen") if name in action}
     return json.dumps(told, sort_keys=True)
+
+
+def _own(cards: Mapping[str, str], viewer: str | None) -> dict[str, str]:
+    return {user: card for user, card in cards.items() if user == viewer}
 
 
 def rank(card: str) -> int:

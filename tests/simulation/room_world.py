@@ -59,6 +59,7 @@ SOMETIMES = (
     "notes_trimmed", "note_renewed", "look_soon", "pipelined", "server_died", "freeze", "stumble",
     "cut_off", "black_out", "asleep", "drained", "log_away", "banned", "nobody_there", "cut",
     "slow", "stuck", "swallowed", "echoed", "overtaken", "ring_lost", "spurious", "last_ring_lost",
+    "rung_early", "on_top",
     "request_lost", "reply_lost", "late", "doubled", "double_click", "sent_again", "other_payload",
     "number_again", "asked_again", "unknown_outcome", "never_sent", "odd", "left", "presence",
     "walked_out", "resumed", "not_resumed", "snapshot_join", "snapshot_reconnect", "snapshot_gap",
@@ -85,12 +86,15 @@ class World(PartyWorld):
         """Of those who keep markers beside the log."""
         self.is_playing = True
         self.is_asleep = False
+        self.newcomer: Any = None
+        """The only server to which anybody comes, if there is one."""
         self.open_at = 0.0
         """When everybody was back, and nothing failed any more."""
         self.pace_s = chance.choice([0.3, 1.0, 3.0])
         self.retries = chance.choice([0, 1])
         self.tells_presence = chance.random() < 0.5
         self.deafness = self._if("rings", chance.choice([0.0, 0.2, 1.0]))
+        self.listens_s = chance.choice([0.02, 0.4])
         self.stumbles = self._if("stumble", chance.choice([0.0, 0.0, 0.01]))
         self.boxes = self._if("boxes", chance.choice([0.0, 0.0, 0.05]))
         self.box_faults = 1000
@@ -130,7 +134,7 @@ class World(PartyWorld):
     # Servers.
 
     def some_server(self) -> Any:
-        there = self.there()
+        there = self.there() if self.newcomer is None else [self.newcomer]
         return self.chance.choice(there) if there else None
 
     def join(self) -> None:
@@ -263,6 +267,8 @@ class World(PartyWorld):
         self._say_again()
         await asyncio.sleep(1.0)
         await self._until(self._is_shown, "somebody has not heard of everything", SOON_S)
+        if self.may("cut"):
+            await self._come_in_the_middle()
         self._look_after()
 
     async def _perhaps_fall_silent(self) -> None:
@@ -382,6 +388,21 @@ class World(PartyWorld):
 
     def _is_done(self, client: Client, before: int) -> bool:
         return client.guest.is_settled and self.tables.now[client.stream].offset > before
+
+    async def _come_in_the_middle(self) -> None:
+        """Somebody comes to a server that begins to listen, and somebody else has the last word."""
+        self._enter()
+        self.newcomer = self.there()[-1]
+        here = [each for each in self.clients if each.table == "t1"]
+        speaker = self.chance.choice([each for each in here if each.user is not None])
+        comer = self.chance.choice([each for each in here if each is not speaker])
+        if comer.line is not None:
+            comer.line.cut()
+        await asyncio.sleep(0.05)
+        await self._until(lambda: comer.is_open, "somebody does not get in")
+        await self.pause(0.1)
+        speaker.say_last()
+        await self._until(self._is_shown, "somebody comes, and does not hear of the last", SOON_S)
 
     def _say_again(self) -> None:
         """What was sent long ago, when nobody remembers its name."""
