@@ -14,7 +14,7 @@
  * The easy mistake is to act again after a timeout without the `requestId` that it tells.
  */
 
-import { type Address, type Hears, Line, type SocketClass, type Token } from "./room_line.js";
+import { type Address, type Hears, Line, type SocketClass, type Token, addressOf } from "./room_line.js";
 import { spoken } from "./room_reading.js";
 import { type Acting, Guest } from "./room_rules.js";
 import {
@@ -353,27 +353,6 @@ function newWaiting(): Waiting {
 }
 
 // --- settings -----------------------------------------------------------------------------------
-
-const NO_WEBSOCKET =
-  "there is no WebSocket here, as in Node before 22: npm install ws, then " +
-  'import { WebSocket } from "ws"; and room(url, { tableId, WebSocket })';
-
-const PROTOCOLS: ReadonlyMap<string, string> = new Map([
-  ["http:", "ws:"],
-  ["https:", "wss:"],
-]);
-
-function addressOf(given: string | URL, options: RoomOptions): Address {
-  const { location, WebSocket: own } = globalThis as Partial<typeof globalThis>;
-  const url = new URL(given, location?.href);
-  url.protocol = PROTOCOLS.get(url.protocol) ?? url.protocol;
-  if (!["ws:", "wss:"].includes(url.protocol)) {
-    throw new TypeError(`${url.protocol} is no address of rooms; it begins with ws: or wss:`);
-  }
-  const WebSocket = options.WebSocket ?? (own as SocketClass | undefined);
-  if (WebSocket === undefined) throw new TypeError(NO_WEBSOCKET);
-  return { url, token: options.token ?? null, WebSocket };
-}
 
 function guestOf(options: RoomOptions, world: RoomWorld): Guest {
   const { tableId, token, clientId, clientSeq, timeoutMs, spectate = false } = options;

@@ -23,13 +23,14 @@ import asyncio
 import logging
 import secrets
 import string
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, assert_never
 from weakref import WeakSet
 
 from semel.client.flow import World, place_of
+from semel.client.room_button import Button, button
 from semel.client.room_line import Address, Line, Token, address_of, websockets
 from semel.client.room_listener import Listener
 from semel.client.room_reading import spoken
@@ -376,30 +377,3 @@ def _heard(answer: asyncio.Future[ActionResult]) -> None:
     """Or Python would complain of an error that nobody wanted to know."""
     if not answer.cancelled():
         answer.exception()
-
-
-# --- buttons ------------------------------------------------------------------------------------
-
-
-def button(table: Table, *, enabled_when: Callable[[Any], bool]) -> Button:
-    return Button(table, enabled_when)
-
-
-class Button:
-    """Enabled by how the table stands, and never by a reply alone.
-
-    It is while `enabled_when` says so of the confirmed state, nothing of ours is on its way, and
-    that state is as new as the last answer.
-    """
-
-    def __init__(self, table: Table, enabled_when: Callable[[Any], bool]) -> None:
-        self._table = table
-        self._enabled_when = enabled_when
-
-    @property
-    def is_enabled(self) -> bool:
-        return self._table.is_settled and bool(self._enabled_when(self._table.confirmed))
-
-    def press(self, action: Mapping[str, Any]) -> asyncio.Future[ActionResult] | None:
-        """Act, if it is enabled; else None, and nothing is sent."""
-        return self._table.act(action) if self.is_enabled else None

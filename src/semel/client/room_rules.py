@@ -6,18 +6,19 @@ TypeScript client (room_rules.ts) is the same; `clients/vectors/room` holds both
 
 Its promise: what is confirmed is what the server has, at that version; each event is handed over
 once, after the state it belongs to; each request is answered once, and done at most once. What the
-table is said to be is in `room_replica`, what is wanted of it in `room_requests`.
+table is said to be is in `room_replica`, what is wanted of it in `room_requests`, and how one gets
+in, and in again, in `room_connection`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from semel.client.feed_rules import parsed
+from semel.client.room_connection import Connection
 from semel.client.room_reading import (
     Message,
     Payload,
@@ -32,17 +33,13 @@ from semel.client.room_reading import (
 from semel.client.room_replica import Replica
 from semel.client.room_requests import Optimistic, Requests
 from semel.client.room_values import (
-    Backoff,
     Became,
     Deliver,
     Event,
-    HangUp,
     News,
-    Open,
     Over,
     Result,
     RoomError,
-    Send,
     Settle,
     State,
     Status,
@@ -51,28 +48,16 @@ from semel.client.room_values import (
     Trouble,
     TurnedAway,
     Wait,
-    Why,
 )
-
-# So many heartbeats long, somebody who is there says something.
-PATIENCE: Final = 2.5
 
 # Results that were handed over, and may come again.
 REMEMBERED: Final = 64
-
-# So many connections, at least, are tried in the time that an action has.
-TRIES: Final = 5
 
 CLOSED: Final = "closed before an answer came: the outcome is unknown"
 ANOTHER: Final = "joined as somebody else before an answer came: the outcome is unknown"
 
 # What a server says of a message that it could not read, so that it may not know whose it was.
 UNREAD: Final = frozenset({"INVALID", "TOO_LARGE"})
-
-GOING_AWAY: Final = 1001
-TRY_LATER: Final = 1013
-
-Phase: TypeAlias = Literal["waiting", "opening", "joining", "open"]
 
 
 class Guest:
@@ -99,29 +84,26 @@ class Guest:
     ) -> None:
         self.table_id = table_id
         self.client_id = client_id
-        self.status: Status = "connecting"
-        self.turned_away: TurnedAway | None = None
         self.state: Any = None
-        self._terms = terms
-        self._chance = chance
         self._letters = letters
         self._wall_s = wall_s
-        self._spectate = spectate
-        self._renews = renews
         self._steps: deque[Step] = deque()
-        self.over: Over | None = None
-        self._phase: Phase = "waiting"
-        self._until_s = float("-inf")
-        self._is_told_when = False  # to come back: nobody comes sooner
-        self._silence_s = PATIENCE * terms.heartbeat_s
-        self._backoff = Backoff(terms, chance)
-        self._rushed = False
-        self._join_id = ""
-        self._token: str | None = None
-        self._token_refused: TurnedAway | None = None
         self._results: list[str] = []
         self._user: tuple[str | None] | None = None  # as whom we were in last
         emit = self._steps.append
+        self._connection = Connection(
+            table_id,
+            terms,
+            chance,
+            spectate=spectate,
+            renews=renews,
+            emit=emit,
+            cursor=lambda: self.cursor,
+            new_id=self._new_id,
+            is_awaited=lambda: self._requests.is_awaited,
+            lost=self._lost,
+            ended=lambda error: self._requests.end(error or RoomError(CLOSED, code="CLOSED")),
+        )
         self._requests = Requests(
             table_id,
             client_id,
@@ -144,6 +126,18 @@ class Guest:
         )
 
     # --- how things stand ---------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        return self._connection.status
+
+    @property
+    def turned_away(self) -> TurnedAway | None:
+        return self._connection.turned_away
+
+    @property
+    def over(self) -> Over | None:
+        return self._connection.over
 
     @property
     def confirmed(self) -> Any:
@@ -178,23 +172,16 @@ class Guest:
             self._tick(now_s)
         if self._steps:
             return self._steps.popleft()
-        if self.over is not None:
-            return self.over
-        due_s = min(self._until_s, self._requests.due_s(), self._replica.due_s())
+        over = self.over
+        if over is not None:
+            return over
+        due_s = min(self._connection.due_s(), self._requests.due_s(), self._replica.due_s())
         return Wait(max(0.0, due_s - now_s))
 
     def _tick(self, now_s: float) -> None:
         self._requests.tick(now_s)
         self._replica.tick(now_s)
-        if now_s < self._until_s:
-            return
-        if self._phase != "waiting":
-            self._again(now_s, "silence", self._pause_s())
-            return
-        self._phase = "opening"
-        self._until_s = now_s + self._terms.connect_s
-        self._become("connecting", self.turned_away)
-        self._steps.append(Open(self._terms.connect_s))
+        self._connection.tick(now_s)
 
     # --- what the user wants ------------------------------------------------------------------
 
@@ -215,7 +202,7 @@ class Guest:
             return twin
         id = request_id or self._new_id()
         self._requests.add(now_s, id, said, key, is_new=not request_id)
-        self._hurry(now_s)
+        self._connection.hurry(now_s)
         return id
 
     def request_snapshot(self, now_s: float) -> None:
@@ -225,99 +212,38 @@ class Guest:
     def stop(self) -> None:
         if self.over is not None:
             return
-        self._end("closed", None)
+        self._connection.end("closed", None)
         # What is still to be done is of no use to whoever leaves, but for answers.
         answers = [step for step in self._steps if isinstance(step, Settle)]
         self._steps.clear()
         self._steps.extend([*answers, Deliver(Became("closed"))])
 
-    def fail(self, error: RoomError, turned_away: TurnedAway | None = None) -> None:
+    def fail(self, error: RoomError) -> None:
         """What is wrong will be wrong again."""
-        self._end("failed", error, turned_away)
-
-    def _end(
-        self, status: Status, error: RoomError | None, turned_away: TurnedAway | None = None
-    ) -> None:
-        if self.over is not None:
-            return
-        self._requests.end(error or RoomError(CLOSED, code="CLOSED"))
-        self._become(status, turned_away)
-        self.over = Over(error)
+        self._connection.end("failed", error)
 
     # --- the connection -----------------------------------------------------------------------
 
     def opened(self, now_s: float, token: str | None) -> None:
-        if self.over is not None or self._phase != "opening":
-            return
-        if self._token_refused is not None and token == self._token:
-            self._turned_away_for_good(self._token_refused)
-            return
-        self._phase = "joining"
-        self._until_s = now_s + self._terms.connect_s
-        self._token = token
-        self._join_id = self._new_id()
-        told = {
-            "tableId": self.table_id,
-            "cursor": self.cursor,
-            "token": token,
-            "spectate": self._spectate or None,
-        }
-        payload = {name: found for name, found in told.items() if found is not None}
-        join = {"type": "JOIN", "requestId": self._join_id, "payload": payload}
-        self._steps.append(Send(join))
+        self._connection.opened(now_s, token)
 
     def closed(self, now_s: float, code: int | None = None) -> None:
         """The connection is over, or there is none: cut, ended, refused."""
-        if self.over is not None or self._phase == "waiting":
-            return
-        if code == GOING_AWAY and not self._rushed:
-            self._rushed = True
-            self._again(now_s, "drained", self._chance() * self._terms.backoff_s)
-        elif code == TRY_LATER:
-            pause_s = 2 * self._terms.backoff_s + self._pause_s()
-            self._again(now_s, "overloaded", pause_s, is_told_when=True)
-        else:
-            self._again(now_s, "ended", self._pause_s())
+        self._connection.closed(now_s, code)
 
     def received(self, now_s: float, message: str | bytes) -> None:
-        if self.over is not None or self._phase not in {"joining", "open"}:
+        if not self._connection.is_heard:
             return
-        if self._phase == "open":
-            self._until_s = now_s + self._silence_s
+        self._connection.heard(now_s)
         said = message_of(message)
         if said is None:
             self._replica.want(now_s, "gap")  # whatever it was, it is lost
         elif said.payload.get("tableId", self.table_id) == self.table_id:
             self._take(now_s, said)
 
-    def _pause_s(self) -> float:
-        return self._backoff.pause_s(self._most_s())
-
-    def _most_s(self) -> float:
-        """Whoever waits for an answer has only so long; the others need not come together."""
-        return self._terms.timeout_s / TRIES if self._requests.is_awaited else math.inf
-
-    def _hurry(self, now_s: float) -> None:
-        """The pause was made when nobody waited for an answer; now somebody does."""
-        if self._phase == "waiting" and self._requests.is_awaited and not self._is_told_when:
-            self._until_s = min(self._until_s, now_s + self._backoff.same_s(self._most_s()))
-
-    def _again(
-        self,
-        now_s: float,
-        why: Why,
-        after_s: float,
-        *,
-        is_told_when: bool = False,
-        turned_away: TurnedAway | None = None,
-    ) -> None:
-        self._phase = "waiting"
-        self._until_s = now_s + after_s
-        self._is_told_when = is_told_when
+    def _lost(self) -> None:
         self._replica.lost()
         self._requests.lost()
-        self._steps.append(HangUp(after_s, why))
-        self._become("waiting", turned_away)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -329,7 +255,7 @@ class Guest:
             case "TABLE_STATE_UPDATE":
                 self._replica.update(now_s, payload, request_id)
             case "TABLE_SNAPSHOT":
-                asked = None if request_id == self._join_id else request_id
+                asked = None if request_id == self._connection.join_id else request_id
                 self._replica.snapshot(now_s, payload, asked)
             case "ACTION_RESULT":
                 self._requests.result(now_s, request_id, payload, self.version or 0)
@@ -342,18 +268,12 @@ class Guest:
             case "ERROR":
                 self._error(now_s, request_id, payload)
             case "LEFT":
-                # Whether we may come back is said when we do.
-                self._again(now_s, "left", self._pause_s())
+                self._connection.left(now_s)
 
     def _joined(self, now_s: float, payload: Payload) -> None:
-        if self._phase != "joining":
+        if not self._connection.is_joining:
             return
-        heartbeat_s = seconds(payload.get("heartbeatMs")) or self._terms.heartbeat_s
-        self._silence_s = PATIENCE * heartbeat_s
-        self._phase = "open"
-        self._until_s = now_s + self._silence_s
-        self._token_refused = None
-        self._become("open")
+        self._connection.joined(now_s, seconds(payload.get("heartbeatMs")))
         viewer = text(payload.get("viewer")) or None
         if self._user not in {None, (viewer,)}:
             # An id belongs to its user: what is sent again by another one is done again.
@@ -370,7 +290,7 @@ class Guest:
     def _heartbeat(self, now_s: float, payload: Payload) -> None:
         heads = payload.get("heads")
         head = parsed(heads.get(self.table_id)) if isinstance(heads, dict) else None
-        self._steady()
+        self._connection.steady()
         self._replica.heard(now_s, head)
         if head is not None and str(head) == self.cursor:
             self._requests.forget_late(now_s, head.offset)
@@ -388,51 +308,26 @@ class Guest:
         after_s = seconds(payload.get("retryAfterMs"))
         if request_id is None and code in UNREAD:
             request_id = self._meant(code)
-        is_join = self._phase == "joining" and request_id == self._join_id
-        if is_join or self._replica.refused(now_s, request_id, after_s):
-            turned_away = TurnedAway(code, message)
+        turned_away, retry = TurnedAway(code, message), payload.get("retry") is True
+        if self._connection.is_joining and request_id == self._connection.join_id:
+            self._connection.refused(now_s, turned_away, retry=retry, after_s=after_s)
+        elif self._replica.refused(now_s, request_id, after_s):
             if code == "UNAUTHORIZED":
-                self._unauthorized(now_s, turned_away)
-            elif is_join and payload.get("retry") is True:
-                self._turned_away_for_now(now_s, turned_away, after_s)
-            elif is_join:
-                self._turned_away_for_good(turned_away)
+                self._connection.unauthorized(now_s, turned_away)
         elif not self._requests.refused(now_s, request_id, payload):
             self._deliver(Trouble(code, message))
 
     def _meant(self, code: str) -> str | None:
         """What the server could not read, and so cannot name: if it can be only one."""
-        if self._phase == "joining":
-            return self._join_id if code == "TOO_LARGE" else None
+        if self._connection.is_joining:
+            return self._connection.join_id if code == "TOO_LARGE" else None
         return None if self._replica.is_asking else self._requests.unanswered()
-
-    def _turned_away_for_now(
-        self, now_s: float, turned_away: TurnedAway, after_s: float | None
-    ) -> None:
-        if after_s is None:
-            self._again(now_s, "ended", self._pause_s(), turned_away=turned_away)
-        else:
-            # Nobody comes sooner than told, and not all together.
-            pause_s = after_s + self._chance() * self._terms.backoff_s
-            self._again(now_s, "told", pause_s, is_told_when=True, turned_away=turned_away)
-
-    def _turned_away_for_good(self, turned_away: TurnedAway) -> None:
-        self.fail(RoomError(str(turned_away), code=turned_away.code), turned_away)
-
-    def _unauthorized(self, now_s: float, turned_away: TurnedAway) -> None:
-        if not self._renews:
-            self._turned_away_for_good(turned_away)
-            return
-        self._token_refused = turned_away
-        rushed, self._rushed = self._rushed, True
-        pause_s = self._pause_s() if rushed else 0.0
-        self._again(now_s, "unauthorized", pause_s, turned_away=turned_away)
 
     # --- what follows from it -----------------------------------------------------------------
 
     def _moved(self, update: Update | None) -> None:
         version = self.version or 0
-        self._steady()
+        self._connection.steady()
         if update is None:
             self._requests.replaced(version)
         else:
@@ -453,17 +348,6 @@ class Guest:
             return
         self.state = self._requests.shown(self.confirmed)
         self._deliver(State(self.state, self.confirmed, version, self.viewer, self.pending))
-
-    def _steady(self) -> None:
-        """The connection is good for something: what went wrong before is forgotten."""
-        self._backoff.reset()
-        self._rushed = False
-
-    def _become(self, status: Status, turned_away: TurnedAway | None = None) -> None:
-        self.turned_away = turned_away
-        if self.status != status:
-            self.status = status
-            self._deliver(Became(status, turned_away))
 
     def _deliver(self, news: News | None) -> None:
         if news is not None:

@@ -13,7 +13,7 @@
  *
  * The easy mistake is to act again after a timeout without the `requestId` that it tells.
  */
-import { Line } from "./room_line.js";
+import { Line, addressOf } from "./room_line.js";
 import { spoken } from "./room_reading.js";
 import { Guest } from "./room_rules.js";
 import { ROOM_TERMS, RoomError, } from "./room_values.js";
@@ -264,24 +264,6 @@ function newWaiting() {
     return { promise, settle };
 }
 // --- settings -----------------------------------------------------------------------------------
-const NO_WEBSOCKET = "there is no WebSocket here, as in Node before 22: npm install ws, then " +
-    'import { WebSocket } from "ws"; and room(url, { tableId, WebSocket })';
-const PROTOCOLS = new Map([
-    ["http:", "ws:"],
-    ["https:", "wss:"],
-]);
-function addressOf(given, options) {
-    const { location, WebSocket: own } = globalThis;
-    const url = new URL(given, location?.href);
-    url.protocol = PROTOCOLS.get(url.protocol) ?? url.protocol;
-    if (!["ws:", "wss:"].includes(url.protocol)) {
-        throw new TypeError(`${url.protocol} is no address of rooms; it begins with ws: or wss:`);
-    }
-    const WebSocket = options.WebSocket ?? own;
-    if (WebSocket === undefined)
-        throw new TypeError(NO_WEBSOCKET);
-    return { url, token: options.token ?? null, WebSocket };
-}
 function guestOf(options, world) {
     const { tableId, token, clientId, clientSeq, timeoutMs, spectate = false } = options;
     if (!tableId)

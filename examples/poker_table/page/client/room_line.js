@@ -56,3 +56,22 @@ function hopeless(message, cause) {
     const said = cause instanceof Error ? cause.message : String(cause);
     return Object.assign(new RoomError(`${message}: ${said}`), { cause });
 }
+// --- settings -----------------------------------------------------------------------------------
+const NO_WEBSOCKET = "there is no WebSocket here, as in Node before 22: npm install ws, then " +
+    'import { WebSocket } from "ws"; and room(url, { tableId, WebSocket })';
+const PROTOCOLS = new Map([
+    ["http:", "ws:"],
+    ["https:", "wss:"],
+]);
+export function addressOf(given, options) {
+    const { location, WebSocket: own } = globalThis;
+    const url = new URL(given, location?.href);
+    url.protocol = PROTOCOLS.get(url.protocol) ?? url.protocol;
+    if (!["ws:", "wss:"].includes(url.protocol)) {
+        throw new TypeError(`${url.protocol} is no address of rooms; it begins with ws: or wss:`);
+    }
+    const WebSocket = options.WebSocket ?? own;
+    if (WebSocket === undefined)
+        throw new TypeError(NO_WEBSOCKET);
+    return { url, token: options.token ?? null, WebSocket };
+}

@@ -7,54 +7,50 @@
  *
  * Its promise: what is confirmed is what the server has, at that version; each event is handed over
  * once, after the state it belongs to; each request is answered once, and done at most once. What the
- * table is said to be is in room_replica, what is wanted of it in room_requests.
+ * table is said to be is in room_replica, what is wanted of it in room_requests, and how one gets in,
+ * and in again, in room_connection.
  */
+import { Connection } from "./room_connection.js";
 import { guardOf, isMapping, messageOf, presenceOf, spanMs, text, whole, } from "./room_reading.js";
 import { Replica } from "./room_replica.js";
 import { Requests } from "./room_requests.js";
-import { Backoff, RoomError, } from "./room_values.js";
+import { RoomError, } from "./room_values.js";
 import { parsed, printed } from "./rules.js";
-// So many heartbeats long, somebody who is there says something.
-const PATIENCE = 2.5;
 // Results that were handed over, and may come again.
 const REMEMBERED = 64;
-// So many connections, at least, are tried in the time that an action has.
-const TRIES = 5;
 const CLOSED = "closed before an answer came: the outcome is unknown";
 const ANOTHER = "joined as somebody else before an answer came: the outcome is unknown";
 // What a server says of a message that it could not read, so that it may not know whose it was.
 const UNREAD = new Set(["INVALID", "TOO_LARGE"]);
-const GOING_AWAY = 1001;
-const TRY_LATER = 1013;
 /** Sits at one table, over one connection after the other. */
 export class Guest {
-    status = "connecting";
-    turnedAway = null;
     state = null;
-    over = null;
     #options;
-    #terms;
     #replica;
     #requests;
-    #backoff;
+    #connection;
     #steps = [];
-    #phase = "waiting";
-    #until = -Infinity;
-    #isToldWhen = false; // to come back: nobody comes sooner
-    #silenceMs;
-    #rushed = false;
-    #joinId = "";
-    #token = null;
-    #tokenRefused = null;
     #results = [];
     #user = undefined; // as whom we were in last
     constructor(options) {
         const { tableId, terms, chance, clientId, seq = 0, optimistic = null } = options;
+        const { spectate = false, renews = false } = options;
         this.#options = options;
-        this.#terms = terms;
-        this.#silenceMs = PATIENCE * terms.heartbeatMs;
-        this.#backoff = new Backoff(terms, chance);
         const emit = (step) => void this.#steps.push(step);
+        this.#connection = new Connection(terms, chance, {
+            tableId,
+            spectate,
+            renews,
+            emit,
+            cursor: () => this.cursor,
+            newId: () => this.#newId(),
+            isAwaited: () => this.#requests.isAwaited,
+            lost: () => {
+                this.#replica.lost();
+                this.#requests.lost();
+            },
+            ended: (error) => this.#requests.end(error ?? new RoomError(CLOSED, "CLOSED")),
+        });
         this.#requests = new Requests(terms, chance, {
             tableId,
             clientId,
@@ -77,6 +73,15 @@ export class Guest {
         });
     }
     // --- how things stand -------------------------------------------------------------------------
+    get status() {
+        return this.#connection.status;
+    }
+    get turnedAway() {
+        return this.#connection.turnedAway;
+    }
+    get over() {
+        return this.#connection.over;
+    }
     get confirmed() {
         return this.#replica.state;
     }
@@ -104,22 +109,13 @@ export class Guest {
         const step = this.#steps.shift() ?? this.over;
         if (step !== null)
             return step;
-        const due = Math.min(this.#until, this.#requests.due(), this.#replica.due());
+        const due = Math.min(this.#connection.due(), this.#requests.due(), this.#replica.due());
         return { step: "wait", withinMs: Math.max(0, due - now) };
     }
     #tick(now) {
         this.#requests.tick(now);
         this.#replica.tick(now);
-        if (now < this.#until)
-            return;
-        if (this.#phase !== "waiting") {
-            this.#again(now, "silence", this.#pauseMs());
-            return;
-        }
-        this.#phase = "opening";
-        this.#until = now + this.#terms.connectMs;
-        this.#become("connecting", this.turnedAway);
-        this.#steps.push({ step: "open", withinMs: this.#terms.connectMs });
+        this.#connection.tick(now);
     }
     // --- what the user wants ----------------------------------------------------------------------
     /** Ask for this to be done; the id of the request, which may be one on its way. */
@@ -132,7 +128,7 @@ export class Guest {
             return twin;
         const id = requestId || this.#newId();
         this.#requests.add(now, id, said, key, !requestId);
-        this.#hurry(now);
+        this.#connection.hurry(now);
         return id;
     }
     requestSnapshot(now) {
@@ -142,62 +138,28 @@ export class Guest {
     stop() {
         if (this.over !== null)
             return;
-        this.#end("closed", null);
+        this.#connection.end("closed", null);
         // What is still to be done is of no use to whoever leaves, but for answers.
         const answers = this.#steps.filter(({ step }) => step === "settle");
         this.#steps.splice(0, this.#steps.length, ...answers);
         this.#deliver({ type: "became", status: "closed", turnedAway: null });
     }
     /** What is wrong will be wrong again. */
-    fail(error, turnedAway = null) {
-        this.#end("failed", error, turnedAway);
-    }
-    #end(status, error, turnedAway = null) {
-        if (this.over !== null)
-            return;
-        this.#requests.end(error ?? new RoomError(CLOSED, "CLOSED"));
-        this.#become(status, turnedAway);
-        this.over = { step: "over", error };
+    fail(error) {
+        this.#connection.end("failed", error);
     }
     // --- the connection ---------------------------------------------------------------------------
     opened(now, token) {
-        if (this.over !== null || this.#phase !== "opening")
-            return;
-        if (this.#tokenRefused !== null && token === this.#token) {
-            this.#turnedAwayForGood(this.#tokenRefused);
-            return;
-        }
-        this.#phase = "joining";
-        this.#until = now + this.#terms.connectMs;
-        this.#token = token;
-        this.#joinId = this.#newId();
-        const { tableId, spectate = false } = this.#options;
-        const told = { tableId, cursor: this.cursor, token, spectate: spectate || null };
-        const payload = Object.fromEntries(Object.entries(told).filter(([, found]) => found !== null));
-        const message = { type: "JOIN", requestId: this.#joinId, payload };
-        this.#steps.push({ step: "send", message });
+        this.#connection.opened(now, token);
     }
     /** The connection is over, or there is none: cut, ended, refused. */
     closed(now, code = null) {
-        if (this.over !== null || this.#phase === "waiting")
-            return;
-        if (code === GOING_AWAY && !this.#rushed) {
-            this.#rushed = true;
-            this.#again(now, "drained", this.#options.chance() * this.#terms.backoffMs);
-        }
-        else if (code === TRY_LATER) {
-            const pause = 2 * this.#terms.backoffMs + this.#pauseMs();
-            this.#again(now, "overloaded", pause, { isToldWhen: true });
-        }
-        else {
-            this.#again(now, "ended", this.#pauseMs());
-        }
+        this.#connection.closed(now, code);
     }
     received(now, said) {
-        if (this.over !== null || !["joining", "open"].includes(this.#phase))
+        if (!this.#connection.isHeard)
             return;
-        if (this.#phase === "open")
-            this.#until = now + this.#silenceMs;
+        this.#connection.heard(now);
         const message = messageOf(said);
         const { tableId } = this.#options;
         if (message === null) {
@@ -206,28 +168,6 @@ export class Guest {
         else if ([undefined, tableId].includes(message.payload["tableId"])) {
             this.#take(now, message);
         }
-    }
-    #pauseMs() {
-        return this.#backoff.pauseMs(this.#mostMs());
-    }
-    /** Whoever waits for an answer has only so long; the others need not come together. */
-    #mostMs() {
-        return this.#requests.isAwaited ? this.#terms.timeoutMs / TRIES : Infinity;
-    }
-    /** The pause was made when nobody waited for an answer; now somebody does. */
-    #hurry(now) {
-        if (this.#phase !== "waiting" || !this.#requests.isAwaited || this.#isToldWhen)
-            return;
-        this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
-    }
-    #again(now, why, afterMs, { isToldWhen = false, turnedAway = null } = {}) {
-        this.#phase = "waiting";
-        this.#until = now + afterMs;
-        this.#isToldWhen = isToldWhen;
-        this.#replica.lost();
-        this.#requests.lost();
-        this.#steps.push({ step: "hang up", afterMs, why });
-        this.#become("waiting", turnedAway);
     }
     // --- messages ---------------------------------------------------------------------------------
     #take(now, { kind, requestId, payload }) {
@@ -239,7 +179,7 @@ export class Guest {
                 this.#replica.update(now, payload, requestId);
                 break;
             case "TABLE_SNAPSHOT":
-                this.#replica.snapshot(now, payload, requestId === this.#joinId ? null : requestId);
+                this.#replica.snapshot(now, payload, requestId === this.#connection.joinId ? null : requestId);
                 break;
             case "ACTION_RESULT":
                 this.#requests.result(now, requestId, payload, this.version ?? 0);
@@ -257,20 +197,14 @@ export class Guest {
                 this.#error(now, requestId, payload);
                 break;
             case "LEFT":
-                // Whether we may come back is said when we do.
-                this.#again(now, "left", this.#pauseMs());
+                this.#connection.left(now);
                 break;
         }
     }
     #joined(now, payload) {
-        if (this.#phase !== "joining")
+        if (!this.#connection.isJoining)
             return;
-        const heartbeatMs = spanMs(payload["heartbeatMs"]) ?? this.#terms.heartbeatMs;
-        this.#silenceMs = PATIENCE * heartbeatMs;
-        this.#phase = "open";
-        this.#until = now + this.#silenceMs;
-        this.#tokenRefused = null;
-        this.#become("open");
+        this.#connection.joined(now, spanMs(payload["heartbeatMs"]));
         const resumed = payload["resumed"] === true;
         const viewer = text(payload["viewer"]) || null;
         if (this.#user !== undefined && this.#user !== viewer) {
@@ -286,7 +220,7 @@ export class Guest {
     }
     #heartbeat(now, { heads }) {
         const head = isMapping(heads) ? parsed(heads[this.#options.tableId]) : null;
-        this.#steady();
+        this.#connection.steady();
         this.#replica.heard(now, head);
         if (head !== null && printed(head) === this.cursor) {
             this.#requests.forgetLate(now, head.offset);
@@ -311,15 +245,13 @@ export class Guest {
         const message = text(payload["message"]);
         const afterMs = spanMs(payload["retryAfterMs"]);
         const about = requestId ?? (UNREAD.has(code) ? this.#meant(code) : null);
-        const isJoin = this.#phase === "joining" && about === this.#joinId;
-        if (isJoin || this.#replica.refused(now, about, afterMs)) {
-            const turnedAway = { code, message };
+        const turnedAway = { code, message };
+        if (this.#connection.isJoining && about === this.#connection.joinId) {
+            this.#connection.refused(now, turnedAway, payload["retry"] === true, afterMs);
+        }
+        else if (this.#replica.refused(now, about, afterMs)) {
             if (code === "UNAUTHORIZED")
-                this.#unauthorized(now, turnedAway);
-            else if (isJoin && payload["retry"] === true)
-                this.#turnedAwayForNow(now, turnedAway, afterMs);
-            else if (isJoin)
-                this.#turnedAwayForGood(turnedAway);
+                this.#connection.unauthorized(now, turnedAway);
         }
         else if (!this.#requests.refused(now, about, payload)) {
             this.#deliver({ type: "trouble", code, message });
@@ -327,38 +259,14 @@ export class Guest {
     }
     /** What the server could not read, and so cannot name: if it can be only one. */
     #meant(code) {
-        if (this.#phase === "joining")
-            return code === "TOO_LARGE" ? this.#joinId : null;
+        if (this.#connection.isJoining)
+            return code === "TOO_LARGE" ? this.#connection.joinId : null;
         return this.#replica.isAsking ? null : this.#requests.unanswered();
-    }
-    #turnedAwayForNow(now, turnedAway, afterMs) {
-        if (afterMs === null) {
-            this.#again(now, "ended", this.#pauseMs(), { turnedAway });
-        }
-        else {
-            // Nobody comes sooner than told, and not all together.
-            const pause = afterMs + this.#options.chance() * this.#terms.backoffMs;
-            this.#again(now, "told", pause, { isToldWhen: true, turnedAway });
-        }
-    }
-    #turnedAwayForGood(turnedAway) {
-        const { code, message } = turnedAway;
-        this.fail(new RoomError(message === "" ? code : `${code}: ${message}`, code), turnedAway);
-    }
-    #unauthorized(now, turnedAway) {
-        if (!(this.#options.renews ?? false)) {
-            this.#turnedAwayForGood(turnedAway);
-            return;
-        }
-        this.#tokenRefused = turnedAway;
-        const rushed = this.#rushed;
-        this.#rushed = true;
-        this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0, { turnedAway });
     }
     // --- what follows from it ---------------------------------------------------------------------
     #moved(update) {
         const version = this.version ?? 0;
-        this.#steady();
+        this.#connection.steady();
         if (update === null)
             this.#requests.replaced(version);
         else
@@ -375,18 +283,6 @@ export class Guest {
         const state = this.#requests.shown(confirmed);
         this.state = state;
         this.#deliver({ type: "state", state: { state, confirmed, version, viewer, pending } });
-    }
-    /** The connection is good for something: what went wrong before is forgotten. */
-    #steady() {
-        this.#backoff.reset();
-        this.#rushed = false;
-    }
-    #become(status, turnedAway = null) {
-        this.turnedAway = turnedAway;
-        if (this.status === status)
-            return;
-        this.status = status;
-        this.#deliver({ type: "became", status, turnedAway });
     }
     #deliver(news) {
         this.#steps.push({ step: "deliver", news });

@@ -1,0 +1,243 @@
+/**
+ * When a room's client connects, as whom it joins, and when it tries again. Pure.
+ *
+ * It has one connection at a time: it waits, opens one, joins, and is in, until that ends, falls
+ * silent or is shown out; then it waits again, longer with every failure. It ends when we leave, or
+ * when the server has turned us away for good. Nothing here waits or sends; room_connection.py is its
+ * twin.
+ *
+ * The easy mistake is a pause that outlasts those who wait for an answer: while somebody does, pauses
+ * stay short. Those who only look on may take their time, and do not come all together.
+ */
+
+import {
+  Backoff,
+  type Emit,
+  type HangUpWhy,
+  RoomError,
+  type RoomStatus,
+  type RoomStep,
+  type RoomTerms,
+  type TurnedAway,
+} from "./room_values.js";
+
+// So many heartbeats long, somebody who is there says something.
+const PATIENCE = 2.5;
+
+// So many connections, at least, are tried in the time that an action has.
+const TRIES = 5;
+
+const GOING_AWAY = 1001;
+const TRY_LATER = 1013;
+
+export interface ConnectionOptions {
+  readonly tableId: string;
+  readonly spectate: boolean;
+  /** Tokens may change. */
+  readonly renews: boolean;
+  readonly emit: Emit;
+  /** Where we are. */
+  readonly cursor: () => string | null;
+  /** Names requests. */
+  readonly newId: () => string;
+  /** Does somebody wait for an answer? */
+  readonly isAwaited: () => boolean;
+  /** A connection is over. */
+  readonly lost: () => void;
+  /** There will be no other; without an error, we leave. */
+  readonly ended: (error: RoomError | null) => void;
+}
+
+interface Again {
+  /** Nobody comes back sooner. */
+  readonly isToldWhen: boolean;
+  readonly turnedAway: TurnedAway | null;
+}
+
+export class Connection {
+  status: RoomStatus = "connecting";
+  turnedAway: TurnedAway | null = null;
+  over: Extract<RoomStep, { step: "over" }> | null = null;
+  joinId = "";
+  readonly #terms: RoomTerms;
+  readonly #chance: () => number;
+  readonly #options: ConnectionOptions;
+  readonly #backoff: Backoff;
+  #phase: "waiting" | "opening" | "joining" | "open" = "waiting";
+  #until = -Infinity;
+  #isToldWhen = false; // to come back: nobody comes sooner
+  #silenceMs: number;
+  #rushed = false;
+  #token: string | null = null;
+  #tokenRefused: TurnedAway | null = null;
+
+  constructor(terms: RoomTerms, chance: () => number, options: ConnectionOptions) {
+    this.#terms = terms;
+    this.#chance = chance;
+    this.#options = options;
+    this.#backoff = new Backoff(terms, chance);
+    this.#silenceMs = PATIENCE * terms.heartbeatMs;
+  }
+
+  get isJoining(): boolean {
+    return this.#phase === "joining";
+  }
+
+  /** Is there a connection, of which what comes counts? */
+  get isHeard(): boolean {
+    return this.over === null && ["joining", "open"].includes(this.#phase);
+  }
+
+  // --- its course -------------------------------------------------------------------------------
+
+  opened(now: number, token: string | null): void {
+    if (this.over !== null || this.#phase !== "opening") return;
+    if (this.#tokenRefused !== null && token === this.#token) {
+      this.#turnedAwayForGood(this.#tokenRefused);
+      return;
+    }
+    this.#phase = "joining";
+    this.#until = now + this.#terms.connectMs;
+    this.#token = token;
+    this.joinId = this.#options.newId();
+    const { tableId, spectate, cursor, emit } = this.#options;
+    const told = { tableId, cursor: cursor(), token, spectate: spectate || null };
+    const payload = Object.fromEntries(Object.entries(told).filter(([, found]) => found !== null));
+    emit({ step: "send", message: { type: "JOIN", requestId: this.joinId, payload } });
+  }
+
+  /** We are in; `heartbeatMs`, if the server has said so. */
+  joined(now: number, heartbeatMs: number | null): void {
+    this.#silenceMs = PATIENCE * (heartbeatMs ?? this.#terms.heartbeatMs);
+    this.#phase = "open";
+    this.#until = now + this.#silenceMs;
+    this.#tokenRefused = null;
+    this.#become("open");
+  }
+
+  /** Somebody is there. */
+  heard(now: number): void {
+    if (this.#phase === "open") this.#until = now + this.#silenceMs;
+  }
+
+  /** The connection is good for something: what went wrong before is forgotten. */
+  steady(): void {
+    this.#backoff.reset();
+    this.#rushed = false;
+  }
+
+  /** The connection is over, or there is none: cut, ended, refused. */
+  closed(now: number, code: number | null): void {
+    if (this.over !== null || this.#phase === "waiting") return;
+    if (code === GOING_AWAY && !this.#rushed) {
+      this.#rushed = true;
+      this.#again(now, "drained", this.#chance() * this.#terms.backoffMs);
+    } else if (code === TRY_LATER) {
+      const pause = 2 * this.#terms.backoffMs + this.#pauseMs();
+      this.#again(now, "overloaded", pause, { isToldWhen: true });
+    } else {
+      this.#again(now, "ended", this.#pauseMs());
+    }
+  }
+
+  /** Shown out. Whether we may come back is said when we do. */
+  left(now: number): void {
+    this.#again(now, "left", this.#pauseMs());
+  }
+
+  end(status: RoomStatus, error: RoomError | null, why: TurnedAway | null = null): void {
+    if (this.over !== null) return;
+    this.#options.ended(error);
+    this.#become(status, why);
+    this.over = { step: "over", error };
+  }
+
+  // --- turned away ------------------------------------------------------------------------------
+
+  /** The answer to our join. */
+  refused(now: number, why: TurnedAway, retry: boolean, afterMs: number | null): void {
+    if (why.code === "UNAUTHORIZED") {
+      this.unauthorized(now, why);
+    } else if (!retry) {
+      this.#turnedAwayForGood(why);
+    } else if (afterMs === null) {
+      this.#again(now, "ended", this.#pauseMs(), { turnedAway: why });
+    } else {
+      // Nobody comes sooner than told, and not all together.
+      const pause = afterMs + this.#chance() * this.#terms.backoffMs;
+      this.#again(now, "told", pause, { isToldWhen: true, turnedAway: why });
+    }
+  }
+
+  unauthorized(now: number, why: TurnedAway): void {
+    if (!this.#options.renews) {
+      this.#turnedAwayForGood(why);
+      return;
+    }
+    this.#tokenRefused = why;
+    const rushed = this.#rushed;
+    this.#rushed = true;
+    this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0, { turnedAway: why });
+  }
+
+  #turnedAwayForGood(why: TurnedAway): void {
+    const { code, message } = why;
+    this.end("failed", new RoomError(message === "" ? code : `${code}: ${message}`, code), why);
+  }
+
+  // --- trying again -----------------------------------------------------------------------------
+
+  #again(
+    now: number,
+    why: HangUpWhy,
+    afterMs: number,
+    { isToldWhen = false, turnedAway = null }: Partial<Again> = {},
+  ): void {
+    this.#phase = "waiting";
+    this.#until = now + afterMs;
+    this.#isToldWhen = isToldWhen;
+    this.#options.lost();
+    this.#options.emit({ step: "hang up", afterMs, why });
+    this.#become("waiting", turnedAway);
+  }
+
+  #pauseMs(): number {
+    return this.#backoff.pauseMs(this.#mostMs());
+  }
+
+  /** Whoever waits for an answer has only so long; the others need not come together. */
+  #mostMs(): number {
+    return this.#options.isAwaited() ? this.#terms.timeoutMs / TRIES : Infinity;
+  }
+
+  /** The pause may have been made when nobody waited for an answer; now somebody may. */
+  hurry(now: number): void {
+    if (this.#phase !== "waiting" || !this.#options.isAwaited() || this.#isToldWhen) return;
+    this.#until = Math.min(this.#until, now + this.#backoff.sameMs(this.#mostMs()));
+  }
+
+  // --- time -------------------------------------------------------------------------------------
+
+  tick(now: number): void {
+    if (now < this.#until) return;
+    if (this.#phase !== "waiting") {
+      this.#again(now, "silence", this.#pauseMs());
+      return;
+    }
+    this.#phase = "opening";
+    this.#until = now + this.#terms.connectMs;
+    this.#become("connecting", this.turnedAway);
+    this.#options.emit({ step: "open", withinMs: this.#terms.connectMs });
+  }
+
+  due(): number {
+    return this.#until;
+  }
+
+  #become(status: RoomStatus, turnedAway: TurnedAway | null = null): void {
+    this.turnedAway = turnedAway;
+    if (this.status === status) return;
+    this.status = status;
+    this.#options.emit({ step: "deliver", news: { type: "became", status, turnedAway } });
+  }
+}
