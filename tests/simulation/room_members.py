@@ -335,8 +335,7 @@ class Line:
         if "JOINED" in text[:20] or "LEFT" in text[:20]:
             return texts  # who does not hear of that believes to be there
         world.box_faults -= 1
-        kinds = ("swallowed", "echoed", "overtaken") if not world.is_last else ("swallowed",)
-        match world.chance.choice(kinds):
+        match world.chance.choice(self._box_kinds(text)):
             case "swallowed":
                 world.hit("swallowed")
                 return texts[1:]
@@ -347,6 +346,13 @@ class Line:
                 world.hit("overtaken")
                 self._held = text
                 return texts[1:]
+
+    def _box_kinds(self, text: str) -> tuple[str, ...]:
+        if self.world.is_last:
+            return ("swallowed",)
+        # What follows a join is believed wherever one is: an update before it would be taken back.
+        is_first = text.startswith('{"type":"TABLE_SNAPSHOT","payload"')
+        return ("swallowed", "echoed") if is_first else ("swallowed", "echoed", "overtaken")
 
     def cut_soon(self) -> None:
         self._budget = self.world.chance.randrange(8)

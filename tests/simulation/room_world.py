@@ -3,14 +3,15 @@
 Servers with the same rooms die at any await, freeze in the middle of an action and wake, drain, are
 cut off, and have clocks that are wrong; at times there is none. Their log is a `MemoryLog`, behind
 a network that loses, delays and doubles; it is trimmed, is away, and fails over to an earlier copy,
-from which it gives the same versions again. Rings are lost, in some worlds all of them. Lines are
-cut at any message, stick, and lose, repeat or swap what is on them. Clients click twice, act out of
-turn, send again what they sent before, and something else under its name; they come with cursors
-that are old, another room's, or none at all.
+from which it gives the same versions again. Rings are lost, in some worlds all of them, and come
+before who listens knows that it does. Lines are cut at any message, stick, and lose, repeat or swap
+what is on them. Clients click twice, act out of turn, send again what they sent before, and
+something else under its name; they come with cursors that are old, another room's, or none at all,
+and many show what they have clicked before it is answered.
 
-What must hold is in `room_history` (of the log) and `room_clients` (of what is told and shown); and
-when everything is calm: a turn that nobody plays is timed out, everybody shows what there is, and
-whoever asks is answered.
+What must hold is in `room_history` (of the log), `room_clients` (of what is told and shown) and
+`room_overlay` (of what is shown beforehand); and when everything is calm: a turn that nobody plays
+is timed out, everybody shows what there is, and whoever asks is answered.
 
     python tests/simulation/room_world.py --seed 123
 """
