@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 
 from semel.rooms.presence import GONE_S, TELL_EACH_S
 from support.rooms import ROOM, Client, acted, door_to, rooms_on, seated, simulated
@@ -173,4 +174,105 @@ async def test_without_it_nobody_is_told(store):
     await asyncio.sleep(5)
     assert "PRESENCE" not in ann.kinds
     assert store.asked["append", HERE] == 0
+    await closed(door)
+
+
+# --- rooms whose stream does not answer ---------------------------------------------------------
+
+BAD = "table:here:bad"
+
+
+@simulated(1, 2, 3)
+async def test_a_room_that_nothing_can_be_said_of_keeps_nobody_from_being_told(store):
+    here, there = door_on(store), door_on(store)
+    (ann,) = await seated(here, "ann")
+    (bob,) = await seated(there, "bob")
+    await ann.until(lambda c: last(c) == (["ann", "bob"], 0))
+    store.hold(BAD)
+    (eve,) = await seated(here, "eve", room="bad")
+    await asyncio.sleep(1)
+    (cat,) = await seated(here, "cat")
+    for client in (ann, bob, cat):
+        await client.until(lambda c: last(c) == (["ann", "bob", "cat"], 0), within_s=2)
+    (fay,) = await seated(here, "fay", room="bad")
+    for client in (eve, fay):
+        await client.until(lambda c: last(c) == (["eve", "fay"], 0), within_s=2)
+    await asyncio.sleep(2 * GONE_S)
+    for client in (ann, bob, cat):
+        assert last(client) == (["ann", "bob", "cat"], 0)
+    assert store.asked["append", BAD] == 1
+    (dan,) = await seated(there, "dan", room="bad")
+    store.let_go(BAD)
+    await dan.until(lambda c: last(c) == (["dan", "eve", "fay"], 0), within_s=2)
+    await closed(here, there)
+
+
+@simulated(1, 2)
+async def test_a_room_whose_others_cannot_be_read_keeps_nobody_from_being_told(store):
+    here, there = door_on(store), door_on(store)
+    store.hold(BAD, "read")
+    (eve,) = await seated(here, "eve", room="bad")
+    (dan,) = await seated(there, "dan", room="bad")
+    (ann,) = await seated(here, "ann")
+    (bob,) = await seated(there, "bob")
+    for client in (ann, bob):
+        await client.until(lambda c: last(c) == (["ann", "bob"], 0), within_s=2)
+    assert (last(eve), last(dan)) == ((["eve"], 0), (["dan"], 0))
+    store.let_go(BAD)
+    for client in (eve, dan):
+        await client.until(lambda c: last(c) == (["dan", "eve"], 0), within_s=2)
+    await closed(here, there)
+
+
+@simulated(1, 2)
+async def test_a_door_that_is_closed_says_so_in_all_rooms_that_can_be_reached(store):
+    here, there = door_on(store), door_on(store)
+    store.hold("table:here:a", "append")
+    await seated(here, "ann", room="a")
+    await seated(here, "bob", room="b")
+    (cat,) = await seated(there, "cat", room="b")
+    await cat.until(lambda c: last(c) == (["bob", "cat"], 0))
+    before = asyncio.all_tasks()
+    began = asyncio.get_running_loop().time()
+    await here.aclose()
+    assert asyncio.get_running_loop().time() - began <= 3
+    await cat.until(lambda c: last(c) == (["cat"], 0), within_s=2)
+    await closed(there)
+    assert asyncio.all_tasks() - before == set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@simulated(1)
+async def test_a_store_that_is_away_is_not_asked_by_all_rooms_all_the_time(store):
+    door = door_on(store)
+    streams = [f"table:here:r{number}" for number in range(20)]
+    clients = [Client(door, user="ann", room=f"r{number}") for number in range(20)]
+    for client in clients:
+        await client.join()
+    await asyncio.sleep(5)
+    store.is_down = True
+    for client in clients:
+        await client.hang_up()
+    for stream in streams:
+        store.count(stream)
+    await asyncio.sleep(60)
+    assert all(10 <= store.asked["append", stream] <= 65 for stream in streams)
+    store.is_down = False
+    await asyncio.sleep(10)
+    assert door._house.presence._rooms == {}
+    await closed(door)
+
+
+@simulated(1)
+async def test_rooms_to_which_people_came_together_do_not_speak_together_for_ever(store):
+    door = door_on(store)
+    streams = [f"table:here:r{number}" for number in range(40)]
+    clients = [Client(door, user="ann", room=f"r{number}") for number in range(40)]
+    await asyncio.gather(*(client.join() for client in clients))
+    await asyncio.sleep(300)
+    said = [sum(store.asked["append", stream] for stream in streams)]
+    for _ in range(120):
+        await asyncio.sleep(0.5)
+        said.append(sum(store.asked["append", stream] for stream in streams))
+    assert max(after - before for before, after in pairwise(said)) <= 10
     await closed(door)

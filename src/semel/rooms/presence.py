@@ -5,6 +5,9 @@ half minute; and forgets another that has said nothing for longer. That is not t
 takes no version, and a server that dies takes its people with it a minute later.
 
 Those who only watch are counted, and not named.
+
+The easy mistake is to await the store for one room where others wait behind it: one whose stream
+does not answer would keep all of them from being told.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import asyncio
 import json
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from semel.circuit import Circuit
-from semel.colour import ASYNC
+from semel.colour import ASYNC, keep
 from semel.entries import Entry, Keep
 from semel.errors import SemelError
 from semel.feed import Feed
@@ -37,6 +41,12 @@ TELL_EACH_S = 0.5
 
 AGAIN_S = 30.0
 GONE_S = 75.0
+
+# What is said again is so a little sooner: rooms to which people came together part.
+AGAIN_JITTER = 0.3
+
+# What could not be said is said again after so long, more or less: all rooms have to.
+FAILED_S = 2.0
 
 _KEEP = Keep(entries=256, ids_s=0.0, idle_s=600.0)
 
@@ -67,13 +77,26 @@ class _Room:
         self.others: dict[str, _Word] = {}
         self.told: Here | None = None
         self.told_at = -TELL_EACH_S
-        self.said_at = 0.0
         self.is_changed = False
+        self.again_at = 0.0
+        """When it is said although nothing has changed."""
+        self.rests_until = 0.0
+        """It could not be said."""
+        self.saying: asyncio.Task[None] | None = None
         self.following: asyncio.Task[None] | None = None
 
     @property
     def is_empty(self) -> bool:
         return not self.users and not self.spectators
+
+    @property
+    def is_being_said(self) -> bool:
+        return self.saying is not None and not self.saying.done()
+
+    def is_due(self, now: float) -> bool:
+        if self.is_being_said or now < self.rests_until:
+            return False
+        return self.is_changed or (now >= self.again_at and not self.is_empty)
 
     def here(self, now_s: float) -> Here:
         others = [word for word in self.others.values() if word.at_s > now_s - GONE_S]
@@ -101,6 +124,7 @@ class Presence:
         self._rooms: dict[str, _Room] = {}
         self._woken = asyncio.Event()
         self._circuit = Circuit("the log of who is where")
+        self._random = random.Random()  # noqa: S311 - spreads what is said, hides nothing
 
     def enter(self, room_id: str, user: str | None) -> None:
         room = self._rooms.setdefault(room_id, _Room())
@@ -149,30 +173,44 @@ class Presence:
                 except TimeoutError:
                     pass
                 self._woken.clear()
-                await self._say_all()
+                self._look()
         finally:
-            for room in self._rooms.values():
-                if room.following is not None:
-                    room.following.cancel()
+            await self._stop()
 
-    async def _say_all(self) -> None:
+    def _look(self) -> None:
         now = ASYNC.now()
         for room_id, room in list(self._rooms.items()):
-            if room.is_changed or (now - room.said_at >= AGAIN_S and not room.is_empty):
-                await self._say(room_id, room)
             self._tell_of(room_id, room)  # somebody may be gone without a word
-            if room.is_empty and not room.is_changed:
+            if room.is_due(now):
+                self._begin_to_say(room_id, room)
+            elif room.is_empty and not room.is_changed and not room.is_being_said:
                 self._let_go(room_id, room)
 
+    async def _stop(self) -> None:
+        rooms = self._rooms.values()
+        tasks = [task for room in rooms for task in (room.saying, room.following) if task]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
     async def say_last(self) -> None:
-        """Who was here until now has left: other servers need not wait until we are forgotten."""
-        for room_id, room in list(self._rooms.items()):
-            if room.is_changed:
-                await self._say(room_id, room)
+        """Who was here until now has left: other servers need not wait until we are forgotten.
+
+        A room that does not answer is waited for until this is cancelled.
+        """
+        changed = [each for each in self._rooms.items() if each[1].is_changed]
+        last = [self._begin_to_say(room_id, room) for room_id, room in changed]
+        await asyncio.gather(*last, return_exceptions=True)
+
+    def _begin_to_say(self, room_id: str, room: _Room) -> asyncio.Task[None]:
+        room.saying = asyncio.ensure_future(self._say(room_id, room))
+        keep(room.saying)
+        return room.saying
 
     async def _say(self, room_id: str, room: _Room) -> None:
         room.is_changed = False
-        room.said_at = ASYNC.now()
+        room.again_at = ASYNC.now() + AGAIN_S * (1 - AGAIN_JITTER * self._random.random())
         word = {
             "server": self._name,
             "users": sorted(room.users),
@@ -186,6 +224,7 @@ class Presence:
             )
         except SemelError:
             room.is_changed = True  # said again as soon as it can be
+            room.rests_until = ASYNC.now() + FAILED_S * (0.5 + self._random.random())
         except asyncio.CancelledError:
             room.is_changed = True  # which is the last thing that is said
             raise
