@@ -7,6 +7,7 @@ in memory, a broadcast to whoever is connected, and a browser that compares numb
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import sys
 from dataclasses import replace
@@ -483,15 +484,19 @@ class Snapshots:
 SNAPSHOT = messages.snapshot
 
 
-def result_of_now(room_id: str, standing: Any, user: str | None) -> list[str]:
+def result_of_now(room_id: str, standing: Any, *rest: Any) -> Any:
     """A result is that of the state with which it is sent."""
-    result = standing.result(user)
-    return [] if result is None else [messages._result(room_id, standing.position, result)]
+    moved = copy.copy(standing)
+    moved.finished = moved.finished and moved.position
+    return RESULTS(room_id, moved, *rest)
 
 
-def no_results(room_id: str, standing: Any, user: str | None) -> list[str]:
+def no_results(*rest: Any) -> list[str]:
     """What came of a hand was told when it was over."""
     return []
+
+
+RESULTS = messages.results
 
 
 # --- all of them --------------------------------------------------------------------------------
