@@ -17,7 +17,6 @@ be the last any more.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from dataclasses import replace
 from typing import Protocol, assert_never
@@ -43,6 +42,7 @@ from semel.errors import (
     SemelError,
     StoreUnavailableError,
 )
+from semel.failures import Failures
 from semel.ports import Log
 from semel.rooms.deciding import Decided, decide
 from semel.rooms.requests import Reply, Request, reply_of
@@ -51,8 +51,6 @@ from semel.rooms.standing import Standing
 from semel.rooms.status import Counts
 
 __all__ = ["Host", "House"]
-
-log = logging.getLogger("semel")
 
 # For so long a request waits for a store that does not answer; whoever asked may ask again.
 PATIENCE_S = 5.0
@@ -70,6 +68,7 @@ class House(Protocol):
     keep: Keep
     most_bytes: int
     counts: Counts
+    failures: Failures
 
     def now_s(self) -> float:
         """By the store's clock."""
@@ -326,12 +325,12 @@ class Host:
         reply = self._told(answer, request, failed, version)
         if reply is not None:
             return reply
-        log.error(
+        self._house.failures.tell(
+            error,
             "semel: the rules of room %r failed for %r of %r: nothing has changed",
             self.room_id,
             request.action.get("actionType", request.request_id),
             request.user,
-            exc_info=error,
         )
         return failed
 

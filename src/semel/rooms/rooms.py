@@ -22,6 +22,7 @@ from typing import Any, Self
 from semel.colour import ASYNC, keep
 from semel.entries import Keep, Position, Snapshot
 from semel.errors import SettingsError
+from semel.failures import Failures
 from semel.feed import Feed, Subscription
 from semel.ports import LogStore
 from semel.rooms.clock import StoreClock
@@ -91,6 +92,7 @@ class Rooms:
         self.most_bytes = most_bytes
         self.keep = Keep(entries=replay, ids_s=requests_s, idle_s=forget_s)
         self.counts = Counts()
+        self.failures = Failures()
         self.store = as_log_store(store)
         self._is_ours = isinstance(store, str)
         self.log = self.store.log(ASYNC)

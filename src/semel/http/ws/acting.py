@@ -30,8 +30,10 @@ async def acted(house: House, act: Act, user: str) -> str:
     """What the client is told."""
     try:
         return await _settled(house, act, user)
-    except Exception:
-        log.exception("semel: an action in room %r could not be answered", act.room_id)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told of
+        house.rooms.failures.tell(
+            error, "semel: an action in room %r could not be answered", act.room_id
+        )
         return messages.unsettled(act, "FAILED", "this could not be answered")
 
 

@@ -98,7 +98,7 @@ class Connection:
         )
 
     async def _ask_again(self, seat: Seat) -> None:
-        may_stay = await seat.may_stay(self.house.authorise)
+        may_stay = await seat.may_stay(self.house.authorise, self.house.rooms.failures)
         if not may_stay and self.seats.has(seat):
             self.seats.leave(seat)
             self.tell(messages.left(None, seat.room_id, "refused"))

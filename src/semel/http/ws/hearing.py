@@ -178,17 +178,17 @@ class Hearing:
 
     async def _join(self, join: Join) -> None:
         visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
-        begun = ASYNC.now()
+        begun, failures = ASYNC.now(), self._house.rooms.failures
         try:
             self._seats.check_room(join.room_id)
-            user = await let_in(self._house.authorise, visitor, join.room_id)
+            user = await let_in(self._house.authorise, visitor, join.room_id, failures)
             joining = Joining(self._house, join, user)
             position = await joining.begin()
             await self._connection.taken()  # several rooms may have much to tell
             seat = self._seats.take(join.room_id, user, visitor, position)
         except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
             self._seats.none_since += ASYNC.now() - begun  # which it has not spent doing nothing
-            self._refuse(join, why_not(error, join.room_id))
+            self._refuse(join, why_not(error, join.room_id, failures))
             return
         for text in joining.texts:
             self._tell(text)
@@ -214,7 +214,7 @@ class Hearing:
             )
         except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
             if self._seats.has(seat):
-                self._refuse(request, why_not(error, request.room_id))
+                self._refuse(request, why_not(error, request.room_id, self._house.rooms.failures))
             return
         if not self._seats.has(seat):
             return  # nothing is told behind its end

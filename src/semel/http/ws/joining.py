@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from semel.entries import Position
 from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from semel.failures import Failures
 from semel.feed import Reset, parsed
 from semel.feed.values import Burst
 from semel.http.ws.visitor import NotLetIn
@@ -26,7 +27,7 @@ log = logging.getLogger("semel")
 RETRY_S = 1.0
 
 
-def why_not(error: Exception, room_id: str) -> NotLetIn:
+def why_not(error: Exception, room_id: str, failures: Failures) -> NotLetIn:
     """What somebody is told to whom a room cannot be shown."""
     match error:
         case NotLetIn():
@@ -38,7 +39,7 @@ def why_not(error: Exception, room_id: str) -> NotLetIn:
         case SettingsError():
             return NotLetIn(str(error), "INVALID")
         case _:
-            log.error("semel: room %r could not be shown", room_id, exc_info=error)
+            failures.tell(error, "semel: room %r could not be shown", room_id)
     return NotLetIn("this room cannot be shown", "FAILED")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from semel.colour import ASYNC
 from semel.entries import Position
 from semel.errors import SettingsError
+from semel.failures import Failures
 from semel.feed import Reset, Subscription
 from semel.feed.values import Burst
 from semel.http.ws.visitor import Authorise, NotLetIn, Visitor, let_in
@@ -91,10 +92,10 @@ class Seat:
             soon_s = self._ask_each_s * (1 - ASK_JITTER * random.random())  # noqa: S311
             self.asks_at = ASYNC.now() + soon_s
 
-    async def may_stay(self, authorise: Authorise | None) -> bool:
+    async def may_stay(self, authorise: Authorise | None, failures: Failures) -> bool:
         """May it still be here, and as the same?"""
         try:
-            is_same = await let_in(authorise, self.visitor, self.room_id) == self.user
+            is_same = await let_in(authorise, self.visitor, self.room_id, failures) == self.user
             self.decided_at = ASYNC.now()
         except NotLetIn as refusal:
             # Of whom nobody can say anything stays for a while: it is not their doing.

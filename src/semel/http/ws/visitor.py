@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from semel.errors import SettingsError
+from semel.failures import Failures
 from semel.http.sse.asking import Request
 from semel.rooms.names import MOST_USER, named
 from semel.values import value
@@ -57,9 +58,13 @@ class NotLetIn(Exception):  # noqa: N818 - a situation: the client is told
         self.retry_s = retry_s
 
 
-async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) -> str | None:
+async def let_in(
+    authorise: Authorise | None, visitor: Visitor, room_id: str, failures: Failures
+) -> str | None:
     """The user, None for a spectator; `NotLetIn` for whoever may not."""
-    found = Spectator() if authorise is None else await _decided(authorise, visitor, room_id)
+    found: Any = Spectator()
+    if authorise is not None:
+        found = await _decided(authorise, visitor, room_id, failures)
     match found:
         case str() if found:
             user = named("user", found, MOST_USER)
@@ -75,7 +80,7 @@ async def let_in(authorise: Authorise | None, visitor: Visitor, room_id: str) ->
             )
 
 
-async def _decided(authorise: Authorise, visitor: Visitor, room_id: str) -> Any:
+async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
     """Whoever cannot say is no refusal: their database may be away for a moment."""
     waiting = asyncio.timeout(DECIDED_WITHIN_S)
     try:
@@ -84,11 +89,13 @@ async def _decided(authorise: Authorise, visitor: Visitor, room_id: str) -> Any:
             return found
         async with waiting:
             return await found
-    except Exception:
+    except Exception as error:  # noqa: BLE001 - somebody else's code; it is told of
         if waiting.expired():
             log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
         else:
-            log.exception("semel: authorise failed; whoever wants to join is asked to try again")
+            failures.tell(
+                error, "semel: authorise failed; whoever wants to join is asked to try again"
+            )
         raise NotLetIn("nobody can say now who may join", "UNAVAILABLE", RETRY_S) from None
 
 
