@@ -6,9 +6,11 @@ Spoken to by hand, in simulated time: whoever is woken next is drawn by lot.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
+from semel.colour import ASYNC
 from semel.errors import SettingsError
 from semel.http.ws import Limits, RoomDoor, Spectator
 from support.rooms import ROOM, Cards, Client, acted, closed, door_to, rooms_on, seated, simulated
@@ -41,10 +43,10 @@ AUTHORISE = {
     "only another room": (lambda visitor, room_id: room_id == "t2" or None, "UNAUTHORIZED"),
     "raising": (_raising, "UNAVAILABLE"),
     "raising at once": (lambda visitor, room_id: 1 / 0, "UNAVAILABLE"),
-    "true": (lambda visitor, room_id: True, "INVALID"),
-    "a number": (lambda visitor, room_id: 7, "INVALID"),
-    "too long a name": (lambda visitor, room_id: "x" * 129, "INVALID"),
-    "a name with a line break": (lambda visitor, room_id: "a\nb", "INVALID"),
+    "true": (lambda visitor, room_id: True, "FAILED"),
+    "a number": (lambda visitor, room_id: 7, "FAILED"),
+    "too long a name": (lambda visitor, room_id: "x" * 129, "FAILED"),
+    "a name with a line break": (lambda visitor, room_id: "a\nb", "FAILED"),
     "never": (_never, "UNAVAILABLE"),
 }
 
@@ -271,4 +273,73 @@ async def test_a_drain_cuts_off_who_takes_nothing_without_a_word_in_the_log(stor
     assert ann.task.done()
     assert not ann.task.cancelled()
     assert ann.task.exception() is None
+    await closed(door)
+
+
+# --- who says who may join ------------------------------------------------------------------------
+
+
+@simulated(1)
+async def test_a_lookup_that_another_one_has_cancelled_is_asked_for_again(store, caplog):
+    """Asked once for all who ask at the same time: who leaves may take it from the others."""
+    shared = {}
+
+    async def lookup():
+        await asyncio.sleep(1)
+        return Spectator()
+
+    async def authorise(visitor, room_id):
+        if visitor.token != "shared":
+            return visitor.token
+        if "task" not in shared or shared["task"].done():
+            shared["task"] = asyncio.ensure_future(lookup())
+        return await shared["task"]
+
+    door = door_to(rooms_on(store), authorise=authorise)
+    (bob,) = await seated(door, "bob")
+    for number in range(20):  # more than may be on their way
+        first = Client(door)
+        first.say("JOIN", "j", "x", token="shared")
+        await asyncio.sleep(0.1)
+        bob.say("JOIN", f"b-{number}", f"r{number}", token="shared")
+        await asyncio.sleep(0.1)
+        await first.hang_up()
+        told = (await bob.answer(f"b-{number}"))["payload"]
+        assert (told["code"], told["retry"]) == ("UNAVAILABLE", True)
+    assert (await bob.act("sit"))["success"]
+    await closed(door)
+
+
+@simulated(1)
+async def test_who_leaves_has_no_seat_whatever_authorise_makes_of_it(store):
+    async def stubborn(visitor, room_id):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
+        return Spectator()
+
+    door = door_to(rooms_on(store), authorise=stubborn, presence=True)
+    for _ in range(3):
+        client = Client(door)
+        client.say("JOIN", "j")
+        await asyncio.sleep(1)
+        await client.hang_up()
+    await asyncio.sleep(60)
+    assert (door.status().joined, door.status().connections) == (0, 0)
+    await closed(door)
+
+
+@simulated(1)
+async def test_refused_joins_at_once_are_no_reason_to_stay(store):
+    async def slow(visitor, room_id):
+        await asyncio.sleep(1)
+
+    limits = Limits(join_within_s=10, messages_per_s=100)
+    door = door_to(rooms_on(store), authorise=slow, limits=limits)
+    client = Client(door)
+    for number in range(160):
+        client.say("JOIN", f"j-{number}", f"r{number}")
+    await client.answer("j-159")
+    begun = ASYNC.now()
+    assert await client.ended() == 1008
+    assert ASYNC.now() - begun < 15
     await closed(door)

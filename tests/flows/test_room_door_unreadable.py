@@ -7,9 +7,15 @@ room is to keep neither of them. Spoken to by hand, in simulated time.
 from __future__ import annotations
 
 import asyncio
+import json
 
+import pytest
+
+from semel.entries import Replace
+from semel.errors import SettingsError
 from semel.http.ws import Limits
 from support.rooms import (
+    ROOM,
     STREAM,
     Client,
     acted,
@@ -142,4 +148,68 @@ async def test_a_snapshot_is_not_older_than_what_was_shown_while_it_was_loaded(s
     await ann.answer("s-1")
     versions = [m["payload"]["stateVersion"] for m in ann.messages if m["type"].startswith("TABLE")]
     assert versions == sorted(versions)
+    await closed(door)
+
+
+@simulated(1)
+async def test_who_joins_once_more_is_not_set_back(store):
+    rooms, others = rooms_on(store), rooms_on(store)
+    door = door_to(rooms)
+    await acted(others, "bob", "say")  # who knows from now on how the room stands
+    (ann,) = await seated(door, "ann")
+    store.hold(STREAM, "load", answers=True)
+    ann.say("JOIN", "j-2", token="ann")
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        assert (await acted(others, "bob", "say")).success
+    await ann.until(lambda ann: len(ann.all("TABLE_STATE_UPDATE")) == 3)
+    store.let_go()
+    await ann.answer("j-2")
+    await ann.until(lambda ann: len(ann.all("TABLE_SNAPSHOT")) == 2)
+    assert ann.all("TABLE_SNAPSHOT")[1]["stateVersion"] == 4
+    await closed(door)
+
+
+ODD = {
+    "nothing for everybody": {},
+    "a list of users": {"all": [], "own": ["ann"]},
+    "no users": {"all": [], "own": None},
+    "a result for nobody": {"all": [], "result": {}},
+    "a result that is text": {"all": [], "result": "x"},
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+@simulated(1)
+async def test_an_entry_of_another_shape_is_passed_over_by_all(store, odd, caplog):
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    ann, bob = await seated(door, "ann", "bob")
+    await acted(rooms, "ann", "say")
+    await ann.at(1)
+    held = await rooms.log.load(STREAM)
+    data = json.dumps({"room": ROOM, "after": str(held.position), **odd}).encode()
+    await rooms.log.append(STREAM, data, id="odd", expect=held.position, state=Replace(held.state))
+    await acted(rooms, "ann", "say")
+    for client in (ann, bob):
+        await client.at(3)
+        assert [each["reason"] for each in client.all("TABLE_SNAPSHOT")] == ["join", "unreadable"]
+        assert client.code is None
+    back = Client(door, user="ann")
+    assert not (await back.join(cursor=str(held.position)))["payload"]["resumed"]
+    await closed(door)
+
+
+@simulated(1)
+async def test_what_is_wrong_with_a_store_is_for_those_who_run_it(store, caplog):
+    door = door_to(rooms_on(store))
+    (ann,) = await seated(door, "ann")
+    store.is_down, store.error = True, SettingsError  # as without its tables
+    answers = [await ann.act("sit"), (await ann.join("r-2"))["payload"]]
+    for told in (answers[0]["error"], answers[1]):
+        assert (told["code"], told["retry"]) == ("UNAVAILABLE", True)
+        assert "the line is cut" not in told["message"]
+    assert "the line is cut" in caplog.text
+    store.is_down = False
+    assert (await ann.act("sit"))["success"]
     await closed(door)

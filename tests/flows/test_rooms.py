@@ -367,6 +367,9 @@ WRONG = {
     "itself": lambda state, ctx: Accepted(_in_itself(state)),
     "too deep": lambda state, ctx: Accepted(_deep(5000)),
     "an audience that is a name": lambda state, ctx: Accepted(state, events=[("ann", 1)]),
+    "an audience of nobody": lambda state, ctx: Accepted(state, events=[([None], 1)]),
+    "an audience of a number": lambda state, ctx: Accepted(state, events=[([7], 1)]),
+    "an audience of lists": lambda state, ctx: Accepted(state, events=[([["ann"]], 1)]),
     "an event without audience": lambda state, ctx: Accepted(state, events=["x"]),
     "a key that is no text": lambda state, ctx: Accepted({**state, (1, 2): 3}),
     "the end of the process": lambda state, ctx: Accepted(state, Room),
@@ -394,6 +397,53 @@ async def test_what_json_cannot_say_fails_and_changes_nothing(store, gives, capl
     assert (await acted(rooms, "ann", "give", "a-1")).code == "FAILED"
     assert (await acted(rooms, "ann", "say")).version == 2
     await rooms.aclose()
+
+
+@pytest.mark.parametrize("members", [[None], [7], ["ann", ["bob"]]], ids=repr)
+@simulated(1)
+async def test_members_that_are_no_names_fail(store, members, caplog):
+    """None would be everybody, and a number another one when it comes back."""
+    rooms = rooms_on(store)
+    rooms.room.members = lambda state: members
+    assert (await acted(rooms, "ann", "say")).code == "FAILED"
+    assert "no user's name" in caplog.text
+    await rooms.aclose()
+
+
+@simulated(1)
+async def test_after_a_failover_too_nobody_fails_on_what_never_was(store):
+    def gives(state, ctx):
+        match ctx.user:
+            case "eve":
+                return Accepted({**state, "closed": True})
+            case "ann" if state.get("closed"):
+                return Refused("INVALID", "it is closed")
+            case "ann":
+                return Accepted({**state, "mark": 1})
+        if "mark" in state:
+            raise ZeroDivisionError("a state that nobody has seen")
+        return Accepted(state)
+
+    rooms, other = rooms_on(store), rooms_on(type(store)(store.inner, store.clock))
+    rooms.room.gives = other.room.gives = gives
+    await acted(rooms, "ann", "sit")
+    streams = store.inner._log._streams
+    before = copy.deepcopy(streams)
+    for _ in range(5):
+        await acted(rooms, "ann", "say")
+    streams.clear()
+    streams.update(before)
+    await acted(rooms, "ann", "say")  # finds out, and goes on from there
+    store.hold()
+    ann = asyncio.ensure_future(acted(rooms, "ann", "give"))
+    await asyncio.sleep(0.01)
+    bob = asyncio.ensure_future(acted(rooms, "bob", "give"))
+    await asyncio.sleep(0.01)
+    assert (await acted(other, "eve", "give")).success
+    await asyncio.sleep(0.5)
+    store.let_go()
+    assert [(await ann).code, (await bob).code] == ["INVALID", ""]
+    await asyncio.gather(rooms.aclose(), other.aclose())
 
 
 DEADLINES = {

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from semel.errors import CorruptRecordError, SettingsError
 from semel.rooms import Reply, Request
-from semel.rooms.requests import kept, reply_of
+from semel.rooms.requests import is_deeper, kept, reply_of
 
 ACTION = {"actionType": "say", "x": 1}
 
@@ -95,3 +97,25 @@ def test_a_refusal_comes_back_as_it_was():
 def test_what_is_no_reply_of_ours_is_said(data):
     with pytest.raises(CorruptRecordError):
         reply_of(data, 1)
+
+
+def _deep_one_by_one(what, levels):
+    if not isinstance(what, dict | list | tuple):
+        return False
+    inside = what.values() if isinstance(what, dict) else what
+    return not levels or any(_deep_one_by_one(each, levels - 1) for each in inside)
+
+
+@given(
+    st.recursive(
+        st.none() | st.text(max_size=2),
+        lambda inside: (
+            st.lists(inside, max_size=3)
+            | st.dictionaries(st.text(max_size=2), inside, max_size=3)
+            | st.tuples(inside)
+        ),
+    ),
+    st.integers(0, 6),
+)
+def test_how_deep_something_is_is_found_level_by_level(what, levels):
+    assert is_deeper(what, levels) == _deep_one_by_one(what, levels)

@@ -54,11 +54,14 @@ def test_it_is_asked_once_for_each_viewer_and_gives_the_state_as_it_is_kept():
     for _ in range(2):
         assert standing.view("ann") == {"a": [1, 2], "viewer": "ann"}
         assert standing.view(None) == {"a": [1, 2], "viewer": None}
-        assert standing.view("stranger") is standing.view(None)
+        assert standing.shown_view("stranger") is standing.shown_view(None)
         assert standing.result("bob") == [[1, 2], "bob"]
         assert list(standing.members) == ["ann", "bob"]
         assert standing.deadline == Deadline("t", 1.0)
     assert room.count == 2
+    standing.view("ann")["a"].append(3)
+    standing.result("bob")[0].append(3)
+    assert (standing.view("ann")["a"], standing.result("bob")[0]) == ([1, 2], [1, 2])
     standing.state()["a"].append(3)
     assert standing.state() == {"a": [1, 2]}
 

@@ -230,7 +230,7 @@ class Subscription:
 
     def _look_out(self) -> None:
         """It is further than the reader, or in another history: let that one have a look."""
-        if not self.reader.window.has(self.position):
+        if self in self.reader.followers and not self.reader.window.has(self.position):
             if self.reader.is_over:  # in that history, and it looks no more
                 self.reader.followers.pop(self, None)
                 self.reader = self._feed.instead_of(self.reader, self.position)

@@ -120,7 +120,9 @@ class Host:
         self._tip: Standing | None = None
         """How the room stands when everything has arrived that was sent."""
         self.acknowledged = 0
-        """The last version that the log has told us of."""
+        """The last version that the log has told us of, in whatever history."""
+        self._come = 0
+        """The last one that it is known to have."""
         self._chain = 0
         """Grows whenever something was not as expected: what was sent before is of another one."""
         self._on_the_way = 0
@@ -240,6 +242,8 @@ class Host:
             is_as_expected = isinstance(answer, Appended) or (
                 after is None and not isinstance(answer, VersionConflict)
             )
+            if isinstance(answer, Appended) and chain == self._chain:
+                self._come = max(self._come, answer.position.offset)
         finally:
             if not is_as_expected and chain == self._chain:  # or nobody knows
                 self._chain += 1
@@ -280,6 +284,7 @@ class Host:
         snapshot = await self._house.load(self.stream)
         if self._tip is tip:  # nobody else has found out in the meantime
             self._tip = Standing.of(self._house.room, self.room_id, snapshot)
+            self._come = self._tip.version
         return self._tip or Standing.of(self._house.room, self.room_id, snapshot)
 
     def forget(self) -> None:
@@ -300,7 +305,7 @@ class Host:
     async def _has_come(self, tip: Standing) -> bool:
         """Does the log have all that this stands on? Waits for what is on its way."""
         chain = self._chain
-        while chain == self._chain and self._on_the_way and self.acknowledged < tip.version:
+        while chain == self._chain and self._on_the_way and self._come < tip.version:
             self._arrived.clear()
             await self._arrived.wait()
         return chain == self._chain

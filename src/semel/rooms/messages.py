@@ -78,7 +78,7 @@ def _shown(
 
 def results(room_id: str, standing: Standing, user: str | None) -> Sequence[str]:
     """Of a hand that is finished and still shown, what came of it."""
-    result = standing.result(user)
+    result = standing.shown_result(user)
     if result is None:
         return []
     return [_result(room_id, standing.finished or standing.position, result)]
@@ -103,7 +103,7 @@ def snapshot(
         "position": str(bound(standing.position, standing.room.view_version)),
         "viewer": user,
         "reason": reason,
-        "state": standing.view(user),
+        "state": standing.shown_view(user),
     }
     return _said("TABLE_SNAPSHOT", payload, request_id)
 

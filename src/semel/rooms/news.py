@@ -21,7 +21,7 @@ from semel.entries import Entry, Position
 from semel.errors import CorruptRecordError, SettingsError
 from semel.rooms.patches import diff
 from semel.rooms.room import ALL, Audience, Event
-from semel.rooms.standing import Standing, check_keys, said
+from semel.rooms.standing import Standing, check_keys, check_users, said
 from semel.values import value
 
 __all__ = ["Told", "finished", "told", "written"]
@@ -31,11 +31,11 @@ def written(room_id: str, before: Standing, after: Standing, events: Sequence[Ev
     """The entry that leads from one standing to the next."""
     users = _users(before, after)
     entry: dict[str, Any] = {"room": room_id, "after": str(before.position)}
-    entry |= _for_each(users, lambda user: diff(before.view(user), after.view(user)))
+    entry |= _for_each(users, lambda user: diff(before.shown_view(user), after.shown_view(user)))
     if events:
         entry["events"] = [_event(event) for event in events]
     if after.finished == after.position:
-        entry["result"] = _for_each(users, after.result)
+        entry["result"] = _for_each(users, after.shown_result)
     return said(entry)
 
 
@@ -53,8 +53,8 @@ def _is_same(one: Any, other: Any) -> bool:
 def finished(before: Standing, after: Standing) -> Position | None:
     """Where the result that is shown came to be: here, if nobody was told of it before."""
     viewers = (None, *_users(before, after))
-    shown = [user for user in viewers if after.result(user) is not None]
-    if any(after.result(user) != before.result(user) for user in shown):
+    shown = [user for user in viewers if after.shown_result(user) is not None]
+    if any(after.shown_result(user) != before.shown_result(user) for user in shown):
         return after.position
     return before.finished if shown else None
 
@@ -76,7 +76,9 @@ def _named(audience: Audience) -> str | list[str]:
         if audience != ALL:
             raise SettingsError(f'an audience is ALL or a list of users; write ["{audience}"]')
         return audience
-    return list(audience)
+    named = list(audience)
+    check_users(named, "an event's audience")
+    return named
 
 
 @value
@@ -129,9 +131,12 @@ def _told(position: Position, data: bytes) -> Told:
         if after is None or after.offset != position.offset - 1:
             raise ValueError(f"it follows {read['after']!r}")
         happened, results = read.get("events", ()), read.get("result")
+        for shown in (read,) if results is None else (read, results):
+            if "all" not in shown or not isinstance(shown.get("own", {}), dict):
+                raise ValueError("it does not say what is shown")
         users = _named_in(read, happened, results)
         return Told(read["room"], after, position, read, happened, results, users)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRecordError(
             f"entry {position} of a room is none that Semel has written: {error}"
         ) from error

@@ -32,6 +32,8 @@ __all__ = [
 # Of an action, in levels. Rules that keep it have a state that is deeper still.
 MOST_DEPTH = 64
 
+_NESTED = (dict, list, tuple)
+
 _SORTED = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
 ).encode
@@ -102,22 +104,42 @@ def _fingerprint(action: Any, version: int | None) -> bytes:
         raise SettingsError(f"an action is a mapping, and this is a {type(action).__name__}")
     if not isinstance(action.get("actionType"), str):
         raise SettingsError(f"an action has an actionType, which is text: {dict(action)!r:.80}")
-    if is_deeper(action, MOST_DEPTH):
+    content = dict(action)
+    if is_deeper(content, MOST_DEPTH):
         raise SettingsError(f"the action is nested more than {MOST_DEPTH} levels deep")
     try:
-        content = dict(action)
-        check_keys(content, "action")
-        return hashlib.sha256(_SORTED([content, version]).encode()).digest()
+        text = _written(content)
+        return hashlib.sha256(f"[{text},{_SORTED(version)}]".encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(f"the action cannot be written as JSON: {error}"[:200]) from error
 
 
+def _written(content: dict[str, Any]) -> str:
+    try:
+        text = _SORTED(content)
+    except TypeError:
+        check_keys(content, "action")
+        raise
+    if json.loads(text) != content:  # many times as fast as to look at each key: clients send them
+        check_keys(content, "action")
+    return text
+
+
 def is_deeper(what: Any, levels: int) -> bool:
-    """Is it nested deeper than so many levels? Nobody could compare, or write it again."""
-    if not isinstance(what, Mapping | list | tuple):
-        return False
-    inside = what.values() if isinstance(what, Mapping) else what
-    return not levels or any(is_deeper(each, levels - 1) for each in inside)
+    """Is it nested deeper than so many levels? Nobody could compare, or write it again.
+
+    Level by level: a client may send ten thousand empty lists, and is not to keep the others.
+    """
+    inside = [what] if isinstance(what, _NESTED) else []
+    while inside and levels:
+        levels -= 1
+        inside = [
+            each
+            for one in inside
+            for each in (one.values() if isinstance(one, dict) else one)
+            if isinstance(each, _NESTED)
+        ]
+    return bool(inside)
 
 
 @value

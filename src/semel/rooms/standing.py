@@ -14,7 +14,7 @@ from typing import Any
 from semel.entries import Position, Snapshot, beginning
 from semel.rooms.room import Deadline, Room, checked
 
-__all__ = ["Standing", "check_keys", "plain", "said"]
+__all__ = ["Standing", "check_keys", "check_users", "plain", "said"]
 
 _WRITTEN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -43,6 +43,16 @@ def check_keys(what: Any, where: str) -> None:
             f"{where}{at} has the key {key!r}, and would come back from JSON with the key "
             f"{json.dumps(key)!r}: keys are text; write str(key), and look for that"
         )
+
+
+def check_users(named: Iterable[Any], where: str) -> None:
+    """`TypeError` for what is nobody's name: None is everybody, and a number nobody."""
+    for user in named:
+        if not isinstance(user, str):
+            raise TypeError(
+                f"{where}: {user!r:.80} is no user's name, which is text: leave out "
+                "whoever is not there, and write str(...) of a number"
+            )
 
 
 def _to_odd_key(what: Any) -> tuple[Any, ...] | None:
@@ -132,7 +142,9 @@ class Standing:
     @property
     def members(self) -> Sequence[str]:
         if self._members is None:
-            self._members = tuple(dict.fromkeys(self.room.members(self._seen())))
+            members = tuple(self.room.members(self._seen()))
+            check_users(members, "members")
+            self._members = tuple(dict.fromkeys(members))
         return self._members
 
     def viewer_of(self, user: str | None) -> str | None:
@@ -140,6 +152,15 @@ class Standing:
         return user if user in self.members else None
 
     def view(self, user: str | None) -> Any:
+        """For whoever asks, and nobody else."""
+        return _copied(self.shown_view(user))
+
+    def result(self, user: str | None) -> Any:
+        """For whoever asks, and nobody else."""
+        return _copied(self.shown_result(user))
+
+    def shown_view(self, user: str | None) -> Any:
+        """The same for all to whom it is shown, and not to be changed."""
         viewer = self.viewer_of(user)
         if viewer not in self._views:
             seen = self._seen()
@@ -148,7 +169,8 @@ class Standing:
             self._views[viewer] = shown if is_all else plain(shown, "view")
         return self._views[viewer]
 
-    def result(self, user: str | None) -> Any:
+    def shown_result(self, user: str | None) -> Any:
+        """The same for all to whom it is shown, and not to be changed."""
         viewer = self.viewer_of(user)
         if viewer not in self._results:
             self._results[viewer] = plain(self.room.result(self._seen(), viewer), "result")
@@ -160,6 +182,10 @@ class Standing:
             self._deadline = checked(self.room.deadline(self._seen()))
         found: Deadline | None = self._deadline
         return found
+
+
+def _copied(what: Any) -> Any:
+    return marshal.loads(marshal.dumps(what, _PACKED))  # noqa: S302 - ours, and plain
 
 
 def _begun(room: Room, room_id: str) -> str:

@@ -40,7 +40,11 @@ async def acted(house: House, act: Act, user: str) -> str:
 async def _settled(house: House, act: Act, user: str) -> str:
     retry_s = None
     try:
-        return messages.result(act, await house.rooms.settle(_request(act, user)))
+        request = _request(act, user)
+    except SettingsError as error:
+        return _undecided(house, act, "INVALID", str(error))
+    try:
+        return messages.result(act, await house.rooms.settle(request))
     except ConcurrentActionError as error:
         code, why, retry_s = "CONCURRENT_ACTION", str(error), RETRY_BUSY_S
     except IdempotencyConflictError as error:
@@ -48,10 +52,14 @@ async def _settled(house: House, act: Act, user: str) -> str:
     except CorruptRecordError as error:
         log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
         code, why = "FAILED", "this room cannot be read"
-    except StoreUnavailableError:
+    except (StoreUnavailableError, SettingsError) as error:
+        if isinstance(error, SettingsError):  # of the store, as without its tables
+            log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
         code, why, retry_s = "UNAVAILABLE", "nobody knows; send the same again", RETRY_STORE_S
-    except SettingsError as error:
-        code, why = "INVALID", str(error)
+    return _undecided(house, act, code, why, retry_s)
+
+
+def _undecided(house: House, act: Act, code: str, why: str, retry_s: float | None = None) -> str:
     house.counts.refused[code] += 1
     return messages.unsettled(act, code, why, retry_s=retry_s)
 

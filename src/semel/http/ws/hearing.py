@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from semel.colour import ASYNC, keep
+from semel.entries import Position
 from semel.http.sse.limits import Bucket
 from semel.http.ws.acting import RETRY_BUSY_S, acted
 from semel.http.ws.joining import Joining, why_not
@@ -39,7 +40,8 @@ InTurn: TypeAlias = Join | WantsSnapshot | Leave | Act
 # How often it is looked again how things stand, where more was shown meanwhile.
 MOST_LOOKS = 3
 
-# Messages in a row that were too many: whoever does not listen is closed.
+# Messages that were too many, with none between them that was heard: whoever does not listen is
+# closed.
 MOST_REFUSED = 100
 
 
@@ -80,25 +82,18 @@ class Hearing:
             request = asked(text, self._house.limits.message_bytes)
         except Malformed as wrong:
             self._house.counts.refused[wrong.code] += 1
-            self._take_from_bucket()
             self._tell(messages.error(wrong.code, str(wrong), request_id=wrong.request_id))
+            if not self._bucket.take(ASYNC.now()):
+                await self._make_wait()
             return
-        if self._take_from_bucket():
+        if self._bucket.take(ASYNC.now()):
+            self._refused = 0
             await self._do(request)
         else:
             await self._refuse_too_many(request)
 
-    def _take_from_bucket(self) -> bool:
-        if self._bucket.take(ASYNC.now()):
-            self._refused = 0
-            return True
-        self._refused += 1
-        if self._refused > MOST_REFUSED:
-            self._connection.close("rules")
-        return False
-
     async def _refuse_too_many(self, request: Asked) -> None:
-        wait_s = 1 / self._house.limits.messages_per_s
+        wait_s = self._wait_s
         message = "too many messages; send this one again"
         if isinstance(request, Act):
             text = messages.unsettled(request, "RATE_LIMITED", message, retry_s=wait_s)
@@ -108,7 +103,18 @@ class Hearing:
             )
         self._house.counts.refused["RATE_LIMITED"] += 1
         self._tell(text)
-        await ASYNC.sleep(wait_s)  # what it sends meanwhile waits where it is
+        await self._make_wait()
+
+    @property
+    def _wait_s(self) -> float:
+        return 1 / self._house.limits.messages_per_s
+
+    async def _make_wait(self) -> None:
+        """What it sends meanwhile waits where it is. Who sends nothing else is closed."""
+        self._refused += 1
+        if self._refused > MOST_REFUSED:
+            self._connection.close("rules")
+        await ASYNC.sleep(self._wait_s)
 
     async def _do(self, request: Asked) -> None:
         match request:
@@ -140,13 +146,16 @@ class Hearing:
     async def _do_in_turn(self, room_id: str, waiting: deque[InTurn]) -> None:
         try:
             while waiting:
-                await self._do_one(waiting.popleft())
-                self._waiting -= 1
-                self._moved.set()
+                try:
+                    await self._do_one(waiting.popleft())
+                finally:
+                    self._waiting -= 1
+                    self._moved.set()
         except Exception:
             log.exception("semel: a connection failed, and is closed")
             self._connection.close("failed")
         finally:
+            self._waiting -= len(waiting)
             del self._in_turn[room_id]
 
     async def _do_one(self, request: InTurn) -> None:
@@ -183,17 +192,30 @@ class Hearing:
             self._seats.check_room(join.room_id)
             user = await let_in(self._house.authorise, visitor, join.room_id, failures)
             joining = Joining(self._house, join, user)
-            position = await joining.begin()
-            await self._connection.taken()  # several rooms may have much to tell
+            position = await self._begun(joining, join.room_id)
             seat = self._seats.take(join.room_id, user, visitor, position)
         except Exception as error:  # noqa: BLE001 - the rules are somebody else's code
-            self._seats.none_since += ASYNC.now() - begun  # which it has not spent doing nothing
+            self._seats.was_busy(begun)
             self._refuse(join, why_not(error, join.room_id, failures))
             return
         for text in joining.texts:
             self._tell(text)
         joining.count()
         self._connection.follow(seat)
+
+    async def _begun(self, joining: Joining, room_id: str) -> Position:
+        """As things are when they are told: who is here already was shown something meanwhile."""
+        looks = 0
+        while True:
+            position = await joining.begin(self._seen(room_id))
+            await self._connection.taken()  # several rooms may have much to tell
+            looks += 1
+            if position.offset >= self._seen(room_id) or looks == MOST_LOOKS:
+                return position
+
+    def _seen(self, room_id: str) -> int:
+        seat = self._seats.get(room_id)
+        return 0 if seat is None else seat.following.position.offset
 
     def _leave(self, request: Leave) -> None:
         seat = self._seats.get(request.room_id)
@@ -228,12 +250,12 @@ class Hearing:
         """As it is when it is told: what is shown meanwhile is not taken back by it."""
         looks = 0
         while True:
-            seen = seat.following.position.offset
+            seen = self._seen(seat.room_id)
             standing = await self._house.rooms.standing(seat.room_id, seen=seen)
             await self._connection.taken()
             looks += 1
             # One that stays older is of a log that has lost something.
-            if standing.version >= seat.following.position.offset or looks == MOST_LOOKS:
+            if standing.version >= self._seen(seat.room_id) or looks == MOST_LOOKS:
                 return standing
 
     # --- actions --------------------------------------------------------------------------------

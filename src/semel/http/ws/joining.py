@@ -36,8 +36,9 @@ def why_not(error: Exception, room_id: str, failures: Failures) -> NotLetIn:
             return NotLetIn("the room cannot be read now", "UNAVAILABLE", RETRY_S)
         case CorruptRecordError():
             log.error("semel: room %r cannot be shown: %s", room_id, error)
-        case SettingsError():
-            return NotLetIn(str(error), "INVALID")
+        case SettingsError():  # of the store, as without its tables
+            log.error("semel: room %r cannot be shown: %s", room_id, error)
+            return NotLetIn("the room cannot be read now", "UNAVAILABLE", RETRY_S)
         case _:
             failures.tell(error, "semel: room %r could not be shown", room_id)
     return NotLetIn("this room cannot be shown", "FAILED")
@@ -55,15 +56,18 @@ class Joining:
         self._updates = 0
         self._reason: str | None = None
 
-    async def begin(self) -> Position:
-        """Find out what is to be told. What comes next follows the position that it gives."""
-        standing = await self._house.rooms.standing(self._join.room_id)
+    async def begin(self, seen: int = 0) -> Position:
+        """Find out what is to be told. What comes next follows the position that it gives.
+
+        Whoever joins once more has `seen` that version.
+        """
+        standing = await self._house.rooms.standing(self._join.room_id, seen=seen)
         self._house.rooms.look_after(standing, self._join.room_id)
         cursor, unreadable = parsed(self._join.cursor)
         if cursor is not None:
             cursor = bound(cursor, self._view_version)
         # Whoever comes back to a finished hand is told what came of it, and how things stand.
-        if cursor is not None and standing.result(self._user) is None:
+        if cursor is not None and standing.shown_result(self._user) is None:
             return await self._resume(standing, cursor)
         return self._afresh(
             standing, unreadable or ("join" if self._join.cursor is None else "reconnect")

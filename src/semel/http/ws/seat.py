@@ -6,7 +6,6 @@ whoever has waited for something asks whether the seat is still there.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from semel.colour import ASYNC
 from semel.entries import Position
-from semel.errors import SettingsError
 from semel.failures import Failures
 from semel.feed import Reset, Subscription
 from semel.feed.values import Burst
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from semel.http.ws.connection import Connection
 
 __all__ = ["Found", "Seat", "Seats"]
-
-log = logging.getLogger("semel")
 
 Found: TypeAlias = Burst | Reset | Standing | Exception | None
 """What the log has answered, asked what follows, or how things stand."""
@@ -101,9 +97,6 @@ class Seat:
             # Of whom nobody can say anything stays for a while: it is not their doing.
             is_undecided = refusal.retry_s is not None
             return is_undecided and ASYNC.now() - self.decided_at < UNDECIDED_S
-        except SettingsError:
-            log.exception("semel: authorise gave no user; the seat is taken back")
-            return False
         return is_same
 
     def go_on_from(self, rooms: Rooms, position: Position) -> None:
@@ -144,14 +137,21 @@ class Seats:
         """Has it not been left, and is it nobody else's?"""
         return self._by_room.get(seat.room_id) is seat
 
+    def was_busy(self, since: float) -> None:
+        """It has waited since then for what came to nothing: that is not its idleness."""
+        now = ASYNC.now()
+        self.none_since = min(now, self.none_since + now - since)
+
     def check_room(self, room_id: str) -> None:
         most = self._house.limits.rooms
         if room_id not in self._by_room and len(self) >= most:
-            raise SettingsError(f"{most} rooms by one connection, and no more")
+            raise NotLetIn(f"{most} rooms by one connection, and no more", "INVALID")
 
     def take(self, room_id: str, user: str | None, visitor: Visitor, position: Position) -> Seat:
         """In place of the one that is there. What it is told follows the position."""
         self.check_room(room_id)  # again: others were asked for meanwhile
+        if self._connection.closing:
+            raise NotLetIn("the connection is over")
         house, before = self._house, self.get(room_id)
         if (before is None or before.user != user) and not house.places.has_one_for(user):
             message = f"you have {house.limits.per_user} places already; leave some"

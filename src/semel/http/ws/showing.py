@@ -19,8 +19,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from semel.colour import keep
+from semel.entries import Position
 from semel.errors import CorruptRecordError, StoreUnavailableError
-from semel.feed import Reset
+from semel.feed import Reset, Subscription
 from semel.feed.values import Burst
 from semel.http.ws.seat import Found, Seat, Seats
 from semel.http.ws.voice import Voice
@@ -65,7 +66,7 @@ class Showing:
             return False
         try:
             texts = messages.for_all(burst.entries, seat.user, self._view_version)
-        except CorruptRecordError:  # who writes finds out, and sees to it
+        except Exception:  # noqa: BLE001 - who writes finds out, and sees to it; others are told
             following.position = before
             return False
         for text in texts:
@@ -129,10 +130,17 @@ class Showing:
 
     def _ask(self, seat: Seat, work: Coroutine[Any, Any, Found]) -> None:
         seat.is_asking = True
-        keep(asyncio.ensure_future(self._answered(seat, work)))
-
-    async def _answered(self, seat: Seat, work: Coroutine[Any, Any, Found]) -> None:
+        # As of now: when the work begins, it may be told how things stand, and go on from there.
         following, before = seat.following, seat.following.position
+        keep(asyncio.ensure_future(self._answered(seat, work, following, before)))
+
+    async def _answered(
+        self,
+        seat: Seat,
+        work: Coroutine[Any, Any, Found],
+        following: Subscription,
+        before: Position,
+    ) -> None:
         found: Found
         try:
             found = await work

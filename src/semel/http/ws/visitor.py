@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from semel.colour import in_own_task
 from semel.errors import SettingsError
 from semel.failures import Failures
 from semel.http.sse.asking import Request
@@ -22,6 +23,8 @@ log = logging.getLogger("semel")
 # Whoever says who may do what has so long for it.
 DECIDED_WITHIN_S = 30.0
 RETRY_S = 1.0
+
+NO_USER = "nobody can say who you are; this has to be mended on the server"
 
 # Origins that were refused and are told of, each once: strangers can think of many.
 MOST_TOLD = 20
@@ -67,17 +70,26 @@ async def let_in(
         found = await _decided(authorise, visitor, room_id, failures)
     match found:
         case str() if found:
-            user = named("user", found, MOST_USER)
+            user = _user(found)
             return None if visitor.spectate else user
         case Spectator():
             return None
         case None | False | "":
             raise NotLetIn("you may not join this room")
         case _:
-            raise SettingsError(
-                f"authorise gave a {type(found).__name__}; it is to give the user's name, "
-                "Spectator(), or None"
+            log.error(
+                "semel: authorise gave a %s; it is to give the user's name, Spectator(), or None",
+                type(found).__name__,
             )
+            raise NotLetIn(NO_USER, "FAILED")
+
+
+def _user(found: str) -> str:
+    try:
+        return named("user", found, MOST_USER)
+    except SettingsError as error:
+        log.error("semel: authorise gave a name that is none: %s", error)  # noqa: TRY400
+        raise NotLetIn(NO_USER, "FAILED") from None
 
 
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
@@ -88,7 +100,7 @@ async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failure
         if not inspect.isawaitable(found):
             return found
         async with waiting:
-            return await found
+            return await in_own_task(found)  # one that is cancelled has not said anything
     except Exception as error:  # noqa: BLE001 - somebody else's code; it is told of
         if waiting.expired():
             log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
