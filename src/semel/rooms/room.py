@@ -23,6 +23,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.errors import SettingsError
@@ -65,11 +66,16 @@ class Context:
     version: int
     now_s: float
     entropy: bytes
+    _drawn: list[random.Random] = field(
+        default_factory=list, init=False, repr=False, compare=False, hash=False
+    )
 
     @property
     def random(self) -> random.Random:
-        """The same numbers for the same try, and nobody can guess them."""
-        return random.Random(self.entropy)  # noqa: S311 - seeded with 256 secret bits
+        """One for the whole try, whose numbers nobody can guess. The next try has another one."""
+        if not self._drawn:  # most actions need none
+            self._drawn.append(random.Random(self.entropy))  # noqa: S311 - of 256 secret bits
+        return self._drawn[0]
 
 
 @value
@@ -107,11 +113,20 @@ class Deadline:
     at_s: float
 
 
+# The year 5138. Whoever means milliseconds is beyond that.
+MOST_S = 1e11
+
+
 def checked(deadline: Any) -> Deadline | None:
     """What rules gave for one, if it is; else `SettingsError`."""
     match deadline:
         case None:
             return None
+        case Deadline(_, int() | float() as at_s) if math.isfinite(at_s) and at_s > MOST_S:
+            raise SettingsError(
+                f"deadline gave at_s={at_s:.0f}, which never comes: it is in seconds since 1970, "
+                "as ctx.now_s is, and not in milliseconds"
+            )
         case Deadline(str(turn), int() | float() as at_s) if math.isfinite(at_s):
             if 0 < len(turn.encode()) <= MOST_TURN and turn.isprintable():
                 return deadline
