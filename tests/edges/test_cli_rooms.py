@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from semel.cli.app import app
+from semel.http.ws.visitor import check_authorise
 from semel.stores import SQLiteStore
 from support.process import HOST
 from support.relay_process import Running
@@ -31,10 +32,22 @@ class Tally(Room):
     def view(self, state, viewer):
         return state
 
+class Blind(Room):
+    def apply(self, state, action, ctx):
+        return Refused()
+
+class Sized(Tally):
+    def __init__(self, size, *, rules=None):
+        self.size = size
+
 tally = Tally()
+sized = Sized(3)
 other = 7
 
 def user_of(visitor, room_id):
+    return visitor.header("x-user")
+
+def user_alone(visitor):
     return visitor.header("x-user")
 """
 
@@ -65,19 +78,45 @@ def semel_cli(*words):
         ("nowhere:table", (), "there is no module 'nowhere'"),
         ("tally_game:missing", (), "tally_game:tally"),
         ("tally_game:other", (), "is a int, not a Room"),
+        ("tally_game:Blind", (), "tally_game:Blind has no view; a class of Room says"),
+        ("tally_game:Sized", (), "without its arguments, (size, *, rules=None)"),
+        ("tally_game:Sized", (), "room = Sized(...), and name that: tally_game:room"),
         ("tally_game:tally", ("--name", "a:b"), "a name without a colon"),
         ("tally_game:tally", ("--heartbeat", "soon"), "is not a duration"),
         ("tally_game:tally", ("--requests", "later"), "is not a duration"),
         ("tally_game:tally", ("--origin", "shop.example"), "scheme and host"),
         ("tally_game:tally", ("--authorise", "tally_game"), "is not MODULE:NAME"),
         ("tally_game:tally", ("--authorise", "tally_game:other"), "is no function"),
+        (
+            "tally_game:tally",
+            ("--authorise", "tally_game:user_alone"),
+            "authorise=user_alone(visitor) is asked as user_alone(visitor, room_id)",
+        ),
         ("tally_game:tally", ("--trust", "--authorise", "tally_game:user_of"), "give one"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(url, where, options, said):
     answer = semel_cli(where, "--store", url, "--port", "0", "--drain", "1s", *options)
     assert answer.exit_code == 2
-    assert said in answer.stderr
+    assert said in " ".join(answer.stderr.split())
+    assert "Traceback" not in answer.stderr
+
+
+def annotated(visitor: str, room_id: str) -> str:
+    return visitor
+
+
+# As Python 3.14 has it of a name that is there for type checkers only.
+annotated.__signature__ = "none"
+
+
+@pytest.mark.parametrize(
+    "authorise",
+    [dict, min, annotated, lambda *both: both, lambda visitor, room, why="": why],
+    ids=["in C", "any number", "not to be inspected", "both", "more"],
+)
+def test_what_can_be_asked_or_cannot_be_inspected_may_say_who_somebody_is(authorise):
+    check_authorise(authorise)
 
 
 def test_a_port_that_is_taken_is_said(url):
@@ -170,6 +209,15 @@ def test_by_trust_a_name_is_a_user_and_a_restart_forgets_nothing(url, folder):
             with pytest.raises(Exception, match="1001"):
                 wire.hear("nothing")
             assert wire.code == 1001
+
+
+def test_it_says_under_which_name_its_rooms_are_and_an_instance_is_taken_as_it_is(url, folder):
+    for options, name in (((), "table"), (("--name", "tallies"), "tallies")):
+        words = ("tally_game:sized", "--store", url, "--port", "0", "--drain", "1s", *options)
+        with Running("rooms", *words, cwd=folder) as server:
+            said = f"tally_game:sized in {url}, under the name {name!r}; another --name has other"
+            assert said in server.said
+            assert server.stop() == 0
 
 
 def test_functions_of_the_application_say_who_may_do_what(url, folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncIterator
 from types import ModuleType
@@ -148,7 +149,7 @@ def rooms(
         allow_files(connections)
         process.run(
             opened,
-            about=f"{where} in {store}",
+            about=f"{where} in {store}, under the name {name!r}; another --name has other rooms",
             http=http,
             grace=grace,
             quiet=quiet,
@@ -188,5 +189,20 @@ def _room(found: Any, where: str) -> Room:
             f"{where} is a {type(found).__name__}, not a Room; name an instance of your class of "
             "Room, or the class"
         )
-    made: Room = found() if isinstance(found, type) else found
+    if isinstance(found, Room):
+        return found
+    if missing := sorted(found.__abstractmethods__):
+        raise SettingsError(
+            f"{where} has no {' and no '.join(missing)}; a class of Room says what becomes of an "
+            "action by apply, and what is shown of a state by view"
+        )
+    takes = inspect.signature(found)
+    try:
+        takes.bind()
+    except TypeError:
+        raise SettingsError(
+            f"{where} cannot be made without its arguments, {takes}; make one in the module, as "
+            f"in room = {found.__name__}(...), and name that: {where.partition(':')[0]}:room"
+        ) from None
+    made: Room = found()
     return made

@@ -15,7 +15,7 @@ from semel.http.asgi import ASGIScope, Receive, Send
 from semel.http.ws.connection import Closing, Connection
 from semel.http.ws.limits import Limits, Places
 from semel.http.ws.seat import Seat
-from semel.http.ws.visitor import Authorise, Origins, visitor_of
+from semel.http.ws.visitor import Authorise, Origins, check_authorise, visitor_of
 from semel.ports import LogStore
 from semel.rooms import Rooms, RoomsStatus, messages
 from semel.rooms.presence import Here, Presence
@@ -147,8 +147,8 @@ class RoomDoor:
     ) -> None:
         if not isinstance(rooms, Rooms):
             raise SettingsError(f"a door is to Rooms(store, room), not {type(rooms).__name__}")
-        if authorise is not None and not callable(authorise):
-            raise SettingsError(f"authorise={authorise!r:.80} is no function")
+        if authorise is not None:
+            check_authorise(authorise)
         spans = {"heartbeat_s": heartbeat_s, "max_age_s": max_age_s, "reauthorise_s": reauthorise_s}
         for name, span in spans.items():
             if span is not None and not span > 0:

@@ -16,7 +16,16 @@ from semel.http.sse.asking import Request
 from semel.rooms.names import MOST_USER, named
 from semel.values import value
 
-__all__ = ["Authorise", "NotLetIn", "Origins", "Spectator", "Visitor", "let_in", "visitor_of"]
+__all__ = [
+    "Authorise",
+    "NotLetIn",
+    "Origins",
+    "Spectator",
+    "Visitor",
+    "check_authorise",
+    "let_in",
+    "visitor_of",
+]
 
 log = logging.getLogger("semel")
 
@@ -48,6 +57,24 @@ class Spectator:
 Authorise: TypeAlias = Callable[[Visitor, str], Any]
 """From a visitor and a room's id to the user's name, or `Spectator()`, sync or async. None and
 False are refusals."""
+
+
+def check_authorise(authorise: Authorise) -> None:
+    """`SettingsError` for what could never be asked. What cannot be inspected passes."""
+    if not callable(authorise):
+        raise SettingsError(f"authorise={authorise!r:.80} is no function")
+    try:
+        takes = inspect.signature(authorise)
+    except Exception:  # noqa: BLE001 - in C, or with annotations that cannot be evaluated
+        return
+    try:
+        takes.bind("visitor", "room_id")
+    except TypeError:
+        name = getattr(authorise, "__name__", type(authorise).__name__)
+        raise SettingsError(
+            f"authorise={name}{takes} is asked as {name}(visitor, room_id), and does not take "
+            "these two"
+        ) from None
 
 
 class NotLetIn(Exception):  # noqa: N818 - a situation: the client is told
