@@ -50,6 +50,10 @@ SETTLES_WITHIN_S = 60.0
 # The net's second, a sign of life, the client's patience, a pause, and the way.
 SOON_S = 6.0
 
+# Until a change is read: when a bell has rung, and when none has, or the log did not answer.
+RUNG_S = 0.15
+NET_S = 1.5
+
 # A turn is over: somebody looks, at the latest after a second, and a stranger a little later.
 TIMED_OUT_WITHIN_S = 5.0
 
@@ -135,8 +139,14 @@ class World(PartyWorld):
     # Servers.
 
     def some_server(self) -> Any:
+        """One that is there, or is about to end: whoever shows the way does not know yet."""
         there = self.there() if self.newcomer is None else [self.newcomer]
-        return self.chance.choice(there) if there else None
+        ending = [
+            member
+            for member, running in self.members
+            if member._stopping.is_set() and not (member.host.dead or running.done())
+        ]
+        return self.chance.choice([*there, *ending]) if there else None
 
     def join(self) -> None:
         if len(self.there()) < 3:
@@ -181,8 +191,11 @@ class World(PartyWorld):
         self.tables.is_armed = True
 
     def fail_over_soon(self) -> None:
+        """When the timeout was read: nobody misses what nobody has seen, until somebody comes."""
         self.hit("timeout_taken_back")
-        self.loop.after(0.5 * self.chance.random(), self.fail_over, context=Context())
+        is_read_at_once = self.network.weather is CALM and not self.deafness
+        read_s = RUNG_S if is_read_at_once else NET_S
+        self.loop.after(read_s + 0.5 * self.chance.random(), self.fail_over, context=Context())
 
     def toggle(self) -> None:
         self.hit("log_away")
