@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from semel.client.room import room
 from semel.observe import rules
 from support import binaries
-from support.process import HOST, ServerProcess, free_port, new_folder
+from support.process import HOST, ServerProcess, free_port, new_folder, wait_until
 from support.web import Python
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
@@ -26,16 +29,29 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def command(page, words):
+def block(page, language, part):
+    """The one that has this in it."""
+    [found] = [block for block in blocks(page, language) if part in block]
+    return found
+
+
+def command(page, words, *, origin=False):
     """The line that begins so, to be typed after the prompt."""
     lines = "".join(blocks(page, "console")).splitlines()
-    [line] = [line for line in lines if line.startswith(f"$ {words}") and "--trust" in line]
+    lines = [line for line in lines if line.startswith(f"$ {words}")]
+    if words == "semel rooms":
+        lines = [line for line in lines if "--trust" in line and ("--origin" in line) == origin]
+    [line] = lines
     return shlex.split(line)[1:]
 
 
 @dataclass
 class Door(ServerProcess):
     """`semel rooms`, as a page starts it."""
+
+    @property
+    def url(self):
+        return f"ws://{HOST}:{self.port}"
 
     def probe(self):
         assert httpx.get(f"http://{HOST}:{self.port}", timeout=5).status_code == 426
@@ -52,13 +68,13 @@ def folder():
 def opened(folder):
     doors = []
 
-    def open_door(words):
-        port = free_port()
+    def open_door(words, port=None):
+        port = port or free_port()
         python = Python("rooms", Path(sys.executable), "venv", (("PYTHONPATH", str(folder)),))
         options = ["-m", *words, "--port", str(port)]
         options = [word.replace("sqlite:///", f"sqlite:///{folder}/") for word in options]
         doors.append(Door(python, options, port, folder).start())
-        return port
+        return doors[-1]
 
     yield open_door
     for door in doors:
@@ -71,18 +87,122 @@ def run(folder, *words):
     )
 
 
-def test_two_play_in_two_terminals_through_the_door_that_was_opened(folder, opened):
+def test_the_rules_pass_the_test_that_is_shown(folder):
+    (folder / "test_games.py").write_text(block(SHARE, "py", "def test_"))
+    alone = ("-c", os.devnull, f"--rootdir={folder}", "-p", "no:cacheprovider")
+    testing = run(folder, "-m", "pytest", "-q", *alone, "test_games.py")
+    said, _ = testing.communicate(timeout=60)
+    assert "1 passed" in said, said
+
+
+def test_two_play_in_two_terminals_while_the_server_is_killed_and_comes_back(folder, opened):
     again = [run(folder, "games.py").communicate(timeout=30)[0] for _ in range(2)]
     assert again[0] == again[1] != ""
-    port = opened(command(SHARE, "semel rooms"))
-    [play] = [block for block in blocks(SHARE, "text") if "sys.argv" in block]
-    (folder / "play.py").write_text(play.replace(":8000", f":{port}"))
-    players = [run(folder, "play.py", name) for name in ("ann", "bob")]
-    told = [player.communicate(timeout=30)[0].splitlines() for player in players]
-    assert [player.returncode for player in players] == [0, 0]
+    words = command(SHARE, "semel rooms")
+    door = opened(words)
+    play = block(SHARE, "py", "sys.argv").replace(":8000", f":{door.port}")
+    assert "asyncio.sleep(1)" in play  # time enough for a person
+    play = play.replace("token=name", "token=name, timeout_s=60")  # for a loaded machine
+    (folder / "play.py").write_text(play.replace("sleep(1)", "sleep(0.2)"))
+    players = [run(folder, "-u", "play.py", name) for name in ("ann", "bob")]
+    told = [[player.stdout.readline().strip() for _ in range(3)] for player in players]
+    door.kill()
+    opened(words, door.port)
+    for player, lines in zip(players, told, strict=True):
+        lines.extend(player.stdout.read().splitlines())
+        player.stdout.close()
+        assert player.wait(timeout=60) == 0
     for lines in told:
-        assert lines[-1] in {"ann has lost", "bob has lost"}
-        assert len(lines) > 1
+        *taken, last = lines
+        assert last in {"ann has lost", "bob has lost"}
+        assert len(taken) == 15
+        assert {line.removeprefix("ann").removeprefix("bob") for line in taken} == {" takes 1"}
+
+
+async def test_who_was_not_answered_in_time_asks_again_and_it_is_done_once(opened):
+    words = command(SHARE, "semel rooms")
+    named = {}
+    exec(block(SHARE, "py", "import ActionTimeoutError"), named)
+    door = await asyncio.to_thread(opened, words)
+    async with room(door.url, table_id="m9", token="ann", timeout_s=0.5) as table:
+        async for _ in table:
+            break
+        door.kill()
+        asking = asyncio.ensure_future(named["act"](table, {"actionType": "sit"}))
+        await asyncio.sleep(1.5)
+        assert not asking.done()
+        await asyncio.to_thread(opened, words, door.port)
+        answer = await asking
+        assert (answer.reply, answer.version) == ({"seat": 1}, 1)
+
+
+def test_the_application_of_ones_own_can_be_imported(folder):
+    (folder / "app.py").write_text(block(SHARE, "py", "RoomDoor("))
+    importing = run(folder, "-c", "import app; print(app.app.router.routes[-1].path)")
+    assert importing.communicate(timeout=30)[0] == "/rooms\n"
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(folder, opened, typescript_client):
+    """Where it is served as the how-to says, beside the rooms."""
+    at = free_port()
+    words = command(SHARE, "semel rooms", origin=True)
+    door = opened([word.replace(":8310", f":{at}") for word in words])
+    shutil.copytree(typescript_client, folder / "page" / "client")
+    (folder / "page" / "index.html").write_text(
+        block(SHARE, "html", "<!doctype html>").replace(":8000", f":{door.port}")
+    )
+    _, *words = [word.replace("8310", str(at)) for word in command(SHARE, "python -m http.server")]
+    serving = run(folder, *words)
+    try:
+        wait_until(lambda: answers(at), "the page")
+        yield f"http://{HOST}:{at}"
+    finally:
+        serving.kill()
+        serving.communicate()
+
+
+def answers(port):
+    try:
+        return httpx.get(f"http://{HOST}:{port}", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def test_the_page_is_played_in_by_two_and_says_what_was_refused(page, browser):
+    tabs = {}
+    first = browser.current_window_handle
+
+    def see(name, id):
+        browser.switch_to.window(tabs[name])
+        return browser.execute_script(f"return document.getElementById('{id}').textContent")
+
+    def take(name):
+        browser.switch_to.window(tabs[name])
+        browser.execute_script("document.getElementById('take').click()")
+
+    try:
+        for name in ("ann", "bob"):
+            browser.switch_to.new_window("tab")
+            tabs[name] = browser.current_window_handle
+            browser.get(f"{page}/?name={name}")
+            wait_until(lambda name=name: f'"{name}"' in see(name, "shown"), f"{name} to sit")
+        take("ann")
+        for name in tabs:
+            wait_until(lambda name=name: '"left": 14' in see(name, "shown"), "the match")
+        take("ann")
+        wait_until(lambda: see("ann", "said").startswith("NOT_YOUR_TURN: wait"), "the refusal")
+    finally:
+        for tab in tabs.values():
+            browser.switch_to.window(tab)
+            browser.close()
+        browser.switch_to.window(first)
+
+
+# --- its numbers --------------------------------------------------------------------------------
 
 
 def test_its_numbers_are_there_where_the_page_looks_for_them(opened):
