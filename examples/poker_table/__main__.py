@@ -28,8 +28,12 @@ HINT = """
   {show} seconds, or at once by "Deal now". Others may watch. Kill the server you are on, reload,
   cut the network, click twice: the hand goes on.
 
-  Ctrl-C ends it.
+  Ctrl-C ends it. Started again, it has the table as it was left, with whoever sat there; one at
+  which nobody has been is at {page}/?table=NAME, with any name{forget}.
 """
+
+FORGET = """.
+  To forget all of them, end it and remove {folder}"""
 
 
 def main() -> None:
@@ -63,7 +67,8 @@ async def run(args: argparse.Namespace, url: str) -> None:
         await check(url)
         shown = re.sub(r"://[^/]*@", "://***@", url)
         page, show = f"http://{HOST}:{args.port}", os.environ["POKER_SHOW_S"]
-        print(HINT.format(page=page, url=shown, show=show), flush=True)
+        forget = "" if args.url else FORGET.format(folder=folder())
+        print(HINT.format(page=page, url=shown, show=show, forget=forget), flush=True)
         await Crew(args.servers, listening).run(stopped)
 
 

@@ -167,7 +167,12 @@ def test_without_a_url_it_is_in_a_file_of_its_own(tmp_path):
     file = tmp_path / "build" / "poker_table" / "poker.db"
     assert started.returncode == 0
     assert f"sqlite:///{file}" in said
+    assert f"with any name. To forget all of them, end it and remove {file.parent}." in plain(said)
     assert file.exists()
+
+
+def plain(said):
+    return " ".join(said.split())
 
 
 def answers(port):
@@ -178,9 +183,11 @@ def answers(port):
 
 
 def test_it_says_where_it_is_and_how_long_it_takes_until_a_hand_is_dealt(sqlite_table):
-    said = " ".join(sqlite_table.log_tail(100_000).split())
+    said = plain(sqlite_table.log_tail(100_000))
     assert f"http://{HOST}:{sqlite_table.port}" in said
     assert 'the first hand is dealt after 0.3 seconds, or at once by "Deal now"' in said
+    assert f"is at http://{HOST}:{sqlite_table.port}/?table=NAME, with any name." in said
+    assert "remove" not in said  # what a URL names is not ours
 
 
 def test_its_servers_do_not_outlive_it():
