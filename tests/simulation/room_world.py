@@ -101,7 +101,10 @@ class World(PartyWorld):
         self.deafness = self._if("rings", chance.choice([0.0, 0.2, 1.0]))
         self.listens_s = chance.choice([0.02, 0.4])
         self.stumbles = self._if("stumble", chance.choice([0.0, 0.0, 0.01]))
-        self.boxes = self._if("boxes", chance.choice([0.0, 0.0, 0.05]))
+        # A world of few faults has those that it has.
+        self.boxes = self._if(
+            "boxes", chance.choice([0.0, 0.0, 0.05] if plan.faults is None else [0.05])
+        )
         self.box_faults = 1000
         self.is_last = False
         """From now on only changes are lost on the way, of which nothing later tells."""
