@@ -17,6 +17,7 @@ from semel.colour import ASYNC, SYNC, run
 from semel.errors import CorruptRecordError, StoreUnavailableError
 from semel.keys import make_key, new_attempt
 from semel.stores.redis import RedisStore
+from semel.stores.redis.line import AsyncClusterLine
 from semel.stores.redis.scripts import Names
 from semel.testing.contracts import ledger_of
 from semel.values import Busy, Done, Kept, Lost, Outcome, State, Terms, Won
@@ -486,6 +487,27 @@ async def test_a_withdrawal_does_not_overtake_a_claim_that_was_redirected(
             record = await ledger.look(PAY.id)
             assert record is None or record.state is State.FAILED, turns
             await ledger.forget(PAY.id, force=True)
+        migration.finish()
+
+
+async def test_whatever_is_wrong_with_a_line_whoever_was_sent_elsewhere_is_told(
+    redis_cluster, redis_cluster_url, opened, monkeypatch
+):
+    """uvloop raises RuntimeError where a line was closed meanwhile: nobody is to wait for ever."""
+    ledger = opened(redis_cluster_url).ledger(ASYNC)
+
+    async def closed_meanwhile(line, call, redirection):
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+
+    await ask(ledger)
+    with Migration(redis_cluster, NAME) as migration:
+        migration.move_keys()
+        monkeypatch.setattr(AsyncClusterLine, "_reply_to", closed_meanwhile)
+        with pytest.raises(StoreUnavailableError, match="TCPTransport closed"):
+            async with asyncio.timeout(20):
+                await ask(ledger)
+        monkeypatch.undo()
+        assert isinstance(await ask(ledger), Busy)
         migration.finish()
 
 

@@ -521,11 +521,15 @@ async def test_turns_of_the_same_name_are_told_of_once_and_keep_nobody_busy(stor
 @simulated(1, 2)
 async def test_a_database_without_tables_is_waited_for(store, caplog):
     """`semel db init` comes later: whoever looks after turns had given up by then."""
+    caplog.clear()
     store.is_down, store.error = True, SettingsError
     homes = servers(store, 2)
     await asyncio.sleep(30)
+    assert caplog.text.count("the log of deadlines does not answer") == 2
+    assert store.asked["read", NOTES] < 40  # more and more slowly
     store.is_down = False
     await asyncio.sleep(30)
+    assert caplog.text.count("the log of deadlines answers again") == 2
     await dealt(homes[0], "ann", "bob")
     await asyncio.sleep(1.5 * SHORT_S)
     assert await timeouts(homes[0]) == ["turn-1"]

@@ -7,12 +7,13 @@ that is kept counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 
 from semel.circuit import Circuit
 from semel.entries import Entry, Position
 from semel.errors import SemelError
-from semel.feed import End, Feed, Reset, Subscription
+from semel.feed import End, Feed, Reset
 
 __all__ = ["everything"]
 
@@ -26,29 +27,39 @@ async def everything(
     Goes on until the feed is closed. A store that does not answer is waited for.
     """
     never = asyncio.Event()
-    while not feed.is_closed:
-        following: Subscription | None = None
-        try:
-            yield None
-            last: Position | None = None
-            async for entries, position in _kept(feed, stream):
-                last = position
-                if entries:
-                    yield entries
-            yield ()
-            following = feed.follow(stream, last)
-            circuit.passed(stream)
-            while (news := await following.next()) is not None:
-                if isinstance(news, Reset | End):
-                    break
-                yield news.entries
-        except SemelError as error:  # also a database without its tables: somebody makes them
-            circuit.failed(error, stream)
-            await circuit.wait(never, stream)
-        finally:
-            circuit.gave_up(stream)
-            if following is not None:
-                following.close()
+    try:
+        while not feed.is_closed:
+            try:
+                async with aclosing(_once(feed, stream, circuit)) as found:
+                    async for entries in found:
+                        yield entries
+            except SemelError as error:  # also a database without its tables: somebody makes them
+                circuit.failed(error, stream)
+                await circuit.wait(never, stream)
+    finally:
+        circuit.gave_up(stream)
+
+
+async def _once(
+    feed: Feed, stream: str, circuit: Circuit
+) -> AsyncGenerator[Sequence[Entry] | None, None]:
+    """From the beginning, until it has to begin anew."""
+    yield None
+    last: Position | None = None
+    async for entries, position in _kept(feed, stream):
+        last = position
+        if entries:
+            yield entries
+    yield ()
+    following = feed.follow(stream, last)
+    circuit.passed(stream)
+    try:
+        while (news := await following.next()) is not None:
+            if isinstance(news, Reset | End):
+                break
+            yield news.entries
+    finally:
+        following.close()
 
 
 async def _kept(feed: Feed, stream: str) -> AsyncIterator[tuple[Sequence[Entry], Position]]:

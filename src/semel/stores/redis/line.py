@@ -249,7 +249,7 @@ class AsyncClusterLine:
         try:
             await self._know_the_cluster()
             name: str = self._client.get_node_from_key(call.key).name
-        except BROKEN as error:
+        except (*BROKEN, RuntimeError) as error:  # uvloop's, of a line that is closed
             raise unreachable(error) from error
         return await self._exchange(name).submit(call)
 
@@ -319,7 +319,7 @@ class AsyncClusterLine:
             raise
         except TimeoutError:
             asked.fail(unreachable(TimeoutError(f"no reply within {self._timeout_s:g} s")))
-        except BROKEN as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits to be told
             asked.fail(unreachable(error))
         else:
             asked.settle(reply)
