@@ -6,6 +6,9 @@
  * index that follows its last, and shrinks from there. The Python client (room_patches.py) does the
  * same.
  *
+ * What is changed is copied once for the whole patch: a few thousand changes of one list would be as many
+ * copies of it.
+ *
  * The easy mistake is to assign to a key that somebody else has chosen: `__proto__` is one, too.
  */
 
@@ -15,6 +18,9 @@ const DEEPEST = 200;
 // What it names is not said: anything may be there, of any size.
 const NOWHERE = "there is no such place";
 
+/** What was copied for this patch, and nobody else has. */
+type Ours = Set<unknown>;
+
 /** The patch is none, or not for this state. */
 export class PatchError extends Error {
   override readonly name = "PatchError";
@@ -22,13 +28,14 @@ export class PatchError extends Error {
 
 /** The state with the changes made. What it was made from stays as it is. */
 export function patched(state: unknown, patch: unknown): unknown {
+  const ours: Ours = new Set();
   let made = state;
   for (const operation of list(patch)) {
     const [path, ...value] = list(operation);
     if (value.length > 1 || list(path).length > DEEPEST) {
       throw new PatchError("no operation");
     }
-    made = changed(made, list(path), value);
+    made = changed(made, list(path), value, ours);
   }
   return made;
 }
@@ -38,16 +45,21 @@ function list(found: unknown): readonly unknown[] {
   return found;
 }
 
-function changed(state: unknown, path: readonly unknown[], value: readonly unknown[]): unknown {
+function changed(
+  state: unknown,
+  path: readonly unknown[],
+  value: readonly unknown[],
+  ours: Ours,
+): unknown {
   if (path.length === 0) {
     if (value.length === 0) throw new PatchError("the whole cannot be removed");
     return value[0];
   }
   const [key, ...rest] = path;
   if (Array.isArray(state)) {
-    if (isIndex(key) && key <= state.length) return inList(state, key, rest, value);
+    if (isIndex(key) && key <= state.length) return inList(state, key, rest, value, ours);
   } else if (typeof state === "object" && state !== null && typeof key === "string") {
-    return inMapping(state as Record<string, unknown>, key, rest, value);
+    return inMapping(state as Record<string, unknown>, key, rest, value, ours);
   }
   throw new PatchError(NOWHERE);
 }
@@ -57,20 +69,22 @@ function isIndex(key: unknown): key is number {
 }
 
 function inMapping(
-  state: Readonly<Record<string, unknown>>,
+  state: Record<string, unknown>,
   key: string,
   rest: readonly unknown[],
   value: readonly unknown[],
+  ours: Ours,
 ): unknown {
   const isSetting = rest.length === 0 && value.length > 0;
   if (!Object.hasOwn(state, key) && !isSetting) {
     throw new PatchError(NOWHERE);
   }
-  const copy = { ...state };
+  const copy = ours.has(state) ? state : { ...state };
+  ours.add(copy);
   if (rest.length === 0 && value.length === 0) {
     delete copy[key];
   } else {
-    const made = rest.length > 0 ? changed(state[key], rest, value) : value[0];
+    const made = rest.length > 0 ? changed(state[key], rest, value, ours) : value[0];
     const own = { value: made, enumerable: true, configurable: true, writable: true };
     Object.defineProperty(copy, key, own);
   }
@@ -78,15 +92,17 @@ function inMapping(
 }
 
 function inList(
-  state: readonly unknown[],
+  state: unknown[],
   index: number,
   rest: readonly unknown[],
   value: readonly unknown[],
+  ours: Ours,
 ): unknown {
   const isSetting = rest.length === 0 && value.length > 0;
   if (index === state.length && !isSetting) throw new PatchError(NOWHERE);
-  const copy = [...state];
+  const copy = ours.has(state) ? state : [...state];
+  ours.add(copy);
   if (rest.length === 0 && value.length === 0) copy.splice(index, 1);
-  else copy[index] = rest.length > 0 ? changed(state[index], rest, value) : value[0];
+  else copy[index] = rest.length > 0 ? changed(state[index], rest, value, ours) : value[0];
   return copy;
 }
