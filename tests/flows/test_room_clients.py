@@ -6,8 +6,10 @@ import asyncio
 import gc
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
+from websockets.asyncio.server import serve
 
 from semel.client.flow import World
 from semel.client.room import (
@@ -242,6 +244,35 @@ async def test_a_server_that_is_not_there_yet_is_waited_for_and_said_so_once(cap
     assert [record.levelname for record in said][:2] == ["WARNING", "INFO"]
     assert f"{HOST}:{port}/rooms: table t: connecting again" in said[0].getMessage()
     assert "secret" not in caplog.text
+
+
+async def test_what_was_never_sent_says_with_what_the_door_was_shut():
+    def shut(socket, _request):
+        return socket.respond(403, "not from there")
+
+    async def nobody(_socket):
+        raise AssertionError("somebody is in")
+
+    async with serve(nobody, HOST, 0, process_request=shut) as server:
+        port = server.sockets[0].getsockname()[1]
+        address, terms = f"ws://{HOST}:{port}/rooms?secret=1", replace(QUICK, timeout_s=0.2)
+        async with room(address, table_id="t", terms=terms) as table:
+            with pytest.raises(ActionTimeoutError) as raised:
+                await table.act({"actionType": "a"})
+    said = "no connection (server rejected WebSocket connection: HTTP 403): look at the address"
+    assert said in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert not raised.value.was_sent
+
+
+async def test_what_was_never_sent_says_why_the_server_let_nobody_in():
+    async def part(seat):
+        await seat.refuse("UNAVAILABLE", message="no store", retry=True)
+        await seat.stay()
+
+    async with Script(part) as server, sit(server, timeout_s=0.2) as table:
+        with pytest.raises(ActionTimeoutError, match="does not let us in: UNAVAILABLE: no store"):
+            await table.act({"actionType": "a"})
 
 
 async def test_noise_is_answered_by_a_question():

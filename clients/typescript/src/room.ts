@@ -303,7 +303,7 @@ export class Table<S = any> {
     return {
       opened: (line, token) => about(line, (now) => this.#guest.opened(now, token)),
       received: (line, said) => about(line, (now) => this.#guest.received(now, said)),
-      closed: (line, code) => about(line, (now) => this.#guest.closed(now, code)),
+      closed: (line, code, why) => about(line, (now) => this.#guest.closed(now, code, why)),
       failed: (line, error) => about(line, () => this.#guest.fail(error)),
     };
   }

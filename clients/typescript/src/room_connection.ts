@@ -27,6 +27,11 @@ const PATIENCE = 2.5;
 // So many connections, at least, are tried in the time that an action has.
 const TRIES = 5;
 
+// What may be wrong if there is no connection; whoever is refused one is seldom told why.
+const ADVICE = "look at the address, its path, and whether the server lets this page in (origins)";
+
+const SHOWN_OUT: TurnedAway = { code: "UNAUTHORIZED", message: "may not be there any more" };
+
 const GOING_AWAY = 1001;
 const TRY_LATER = 1013;
 
@@ -70,6 +75,9 @@ export class Connection {
   #rushed = false;
   #token: string | null = null;
   #tokenRefused: TurnedAway | null = null;
+  #refusal: TurnedAway | null = null; // the last one since we were in
+  #reason = ""; // with which the last connection has ended, or the last try
+  #last = -Infinity; // when there was a connection, before this one
 
   constructor(terms: RoomTerms, chance: () => number, options: ConnectionOptions) {
     this.#terms = terms;
@@ -88,6 +96,16 @@ export class Connection {
     return this.over === null && ["joining", "open"].includes(this.#phase);
   }
 
+  /** Why we were not let in since then; empty, if we were, or nobody knows. */
+  whyNotIn(since: number): string {
+    const wasThere = this.isHeard || this.#last > since;
+    if (!wasThere && this.turnedAway === null) {
+      const reason = this.#reason === "" ? "" : ` (${this.#reason})`;
+      return `there was no connection${reason}: ${ADVICE}`;
+    }
+    return this.#refusal === null ? "" : `the server does not let us in: ${wordsOf(this.#refusal)}`;
+  }
+
   // --- its course -------------------------------------------------------------------------------
 
   opened(now: number, token: string | null): void {
@@ -97,6 +115,7 @@ export class Connection {
       return;
     }
     this.#phase = "joining";
+    this.#reason = "";
     this.#until = now + this.#terms.connectMs;
     this.#token = token;
     this.joinId = this.#options.newId();
@@ -111,7 +130,7 @@ export class Connection {
     this.#silenceMs = PATIENCE * (heartbeatMs ?? this.#terms.heartbeatMs);
     this.#phase = "open";
     this.#until = now + this.#silenceMs;
-    this.#tokenRefused = null;
+    this.#tokenRefused = this.#refusal = null;
     this.#become("open");
   }
 
@@ -127,8 +146,9 @@ export class Connection {
   }
 
   /** The connection is over, or there is none: cut, ended, refused. */
-  closed(now: number, code: number | null): void {
+  closed(now: number, code: number | null, reason: string): void {
     if (this.over !== null || this.#phase === "waiting") return;
+    this.#reason = reason;
     if (code === GOING_AWAY && !this.#rushed) {
       this.#rushed = true;
       this.#again(now, "drained", this.#chance() * this.#terms.backoffMs);
@@ -141,8 +161,9 @@ export class Connection {
   }
 
   /** Shown out. Whether we may come back is said when we do. */
-  left(now: number): void {
-    this.#again(now, "left", this.#pauseMs());
+  left(now: number, reason: string): void {
+    const turnedAway = reason === "refused" ? SHOWN_OUT : null;
+    this.#again(now, "left", this.#pauseMs(), { turnedAway });
   }
 
   end(status: RoomStatus, error: RoomError | null, why: TurnedAway | null = null): void {
@@ -181,8 +202,7 @@ export class Connection {
   }
 
   #turnedAwayForGood(why: TurnedAway): void {
-    const { code, message } = why;
-    this.end("failed", new RoomError(message === "" ? code : `${code}: ${message}`, code), why);
+    this.end("failed", new RoomError(wordsOf(why), why.code), why);
   }
 
   // --- trying again -----------------------------------------------------------------------------
@@ -193,6 +213,8 @@ export class Connection {
     afterMs: number,
     { isToldWhen = false, turnedAway = null }: Partial<Again> = {},
   ): void {
+    if (this.isHeard) this.#last = now;
+    this.#refusal = turnedAway ?? this.#refusal;
     this.#phase = "waiting";
     this.#until = now + afterMs;
     this.#isToldWhen = isToldWhen;
@@ -240,4 +262,8 @@ export class Connection {
     this.status = status;
     this.#options.emit({ step: "deliver", news: { type: "became", status, turnedAway } });
   }
+}
+
+function wordsOf({ code, message }: TurnedAway): string {
+  return message === "" ? code : `${code}: ${message}`;
 }

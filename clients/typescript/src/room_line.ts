@@ -30,7 +30,8 @@ export interface Address {
 export interface Hears {
   opened(line: Line, token: string | null): void;
   received(line: Line, said: unknown): void;
-  closed(line: Line, code: number | null): void;
+  /** `reason`, as far as it is known: browsers do not tell why there is no connection. */
+  closed(line: Line, code: number | null, reason: string): void;
   /** What is wrong will be wrong again. */
   failed(line: Line, error: RoomError): void;
 }
@@ -62,8 +63,11 @@ export class Line {
   #follow(socket: Socket, token: string | null): void {
     socket.onopen = () => this.#hears.opened(this, token);
     socket.onmessage = ({ data }: { data: unknown }) => this.#hears.received(this, data);
-    socket.onclose = ({ code }: { code: number }) => this.#hears.closed(this, code);
-    socket.onerror = () => undefined; // its end follows
+    let reason = "";
+    socket.onclose = ({ code }: { code: number }) => this.#hears.closed(this, code, reason);
+    socket.onerror = ({ message }: { message?: unknown }) => {
+      reason = typeof message === "string" ? message : ""; // its end follows
+    };
   }
 
   say(text: string): void {

@@ -34,6 +34,7 @@ interface Request {
   readonly seq: number | null;
   readonly action: Payload;
   readonly guard: string | null;
+  readonly asked: number;
   readonly until: number;
   notBefore: number;
   isSent: boolean;
@@ -56,6 +57,8 @@ export interface RequestsOptions {
   readonly changed: () => void;
   /** A snapshot is needed. */
   readonly stale: (now: number) => void;
+  /** Why nothing could be sent since then; empty, if nobody knows. */
+  readonly whyUnsent: (since: number) => string;
 }
 
 export class Requests {
@@ -131,6 +134,7 @@ export class Requests {
       id,
       action,
       guard,
+      asked: now,
       until: now + this.#terms.timeoutMs,
       notBefore: -Infinity,
       isSent: false,
@@ -361,8 +365,9 @@ export class Requests {
     // All have the same time, so the first is late before the others.
     const due = this.#queue.findIndex(({ until }) => now < until);
     const late = this.#queue.splice(0, due < 0 ? this.#queue.length : due);
-    for (const { id, wasSent } of late) {
-      const answer = new ActionTimeoutError(id, this.#terms.timeoutMs, wasSent);
+    for (const { id, wasSent, asked } of late) {
+      const why = this.#options.whyUnsent(asked);
+      const answer = new ActionTimeoutError(id, this.#terms.timeoutMs, wasSent, why);
       this.#options.emit({ step: "settle", requestId: id, answer });
     }
     if (late.length > 0) this.#options.changed();

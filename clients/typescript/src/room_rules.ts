@@ -111,6 +111,7 @@ export class Guest {
       emit,
       changed: () => this.#show(),
       stale: (now) => this.#replica.want(now, "stale"),
+      whyUnsent: (since) => this.#connection.whyNotIn(since),
     });
     this.#replica = new Replica(tableId, terms, chance, {
       emit,
@@ -219,8 +220,8 @@ export class Guest {
   }
 
   /** The connection is over, or there is none: cut, ended, refused. */
-  closed(now: number, code: number | null = null): void {
-    this.#connection.closed(now, code);
+  closed(now: number, code: number | null = null, reason = ""): void {
+    this.#connection.closed(now, code, reason);
   }
 
   received(now: number, said: unknown): void {
@@ -264,7 +265,7 @@ export class Guest {
         this.#error(now, requestId, payload);
         break;
       case "LEFT":
-        this.#connection.left(now);
+        this.#connection.left(now, text(payload["reason"]));
         break;
     }
   }

@@ -258,6 +258,48 @@ playing(
   },
 );
 
+playing(
+  "what was never sent says why the server let nobody in",
+  [
+    async (seat) => {
+      const { requestId } = await seat.hear("JOIN");
+      const payload = { code: "UNAVAILABLE", message: "no store", retry: true };
+      await seat.say({ type: "ERROR", payload }, requestId);
+      await seat.stay();
+    },
+  ],
+  { timeoutMs: 100 },
+  async (table) => {
+    const message = /never sent: .*; the server does not let us in: UNAVAILABLE: no store$/;
+    await assert.rejects(table.act(ACTION), { name: "TimeoutError", wasSent: false, message });
+  },
+);
+
+for (const [where, event, words] of [
+  ["a browser", {}, "no connection: look at the address"],
+  ["Node", { message: "Unexpected server response: 403" }, "no connection (Unexpected server response: 403): look"],
+]) {
+  test(`what was never sent says that there was no connection, as far as ${where} tells`, async () => {
+    class WebSocket {
+      constructor() {
+        setImmediate(() => {
+          this.onerror?.(event);
+          this.onclose?.({ code: 1006 });
+        });
+      }
+
+      close() {}
+    }
+    const table = room("ws://example.test/", { tableId: "t", terms: QUICK, timeoutMs: 100, WebSocket });
+    const isTold = ({ message, wasSent }) => !wasSent && message.includes(words);
+    try {
+      await assert.rejects(table.act(ACTION), isTold);
+    } finally {
+      table.close();
+    }
+  });
+}
+
 let tokens = [];
 playing(
   "a token is asked for at every connection, and another one is tried",

@@ -96,6 +96,7 @@ export class Walk {
   isOpening = false;
   isOver = false;
   withinMs = 0;
+  words = ""; // of why a request was never sent
 
   constructor(options, chance) {
     const { at: from, state, viewer = null, message_bytes, ...others } = options;
@@ -186,9 +187,9 @@ export class Walk {
     this.guest.received(this.now, text);
   }
 
-  on_close(code) {
+  on_close(code, { reason = "" }) {
     this.isOpening = false;
-    this.guest.closed(this.now, code);
+    this.guest.closed(this.now, code, reason);
   }
 
   on_pass_ms(told) {
@@ -239,6 +240,10 @@ export class Walk {
     assert.equal(this.isOpening, wanted);
   }
 
+  on_words(wanted) {
+    assert.equal(this.words.replace(/^; /, ""), wanted);
+  }
+
   on_button(wanted) {
     const { isSettled, confirmed } = this.guest;
     const isTheirs = ([name, found]) => confirmed?.[name] === found;
@@ -268,6 +273,7 @@ export class Walk {
       case "deliver":
         return told(step.news);
       case "settle":
+        this.words = String(step.answer.message ?? "").split("nothing was changed by it")[1] ?? "";
         return { ...settled(step.answer), id: this.number(step.requestId) };
       case "hang up":
         return { hang_up: step.why, after_ms: Math.round(step.afterMs) };

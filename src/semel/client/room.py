@@ -356,7 +356,7 @@ class Table:
         if line is self._line:
             self._misses = 0 if self._is_open else self._misses + 1
             self._reason = reason
-            self._guest.closed(self._now_s(), code)
+            self._guest.closed(self._now_s(), code, reason)
             self._advance()
 
     def failed(self, line: Line, error: RoomError) -> None:

@@ -37,6 +37,11 @@ PATIENCE: Final = 2.5
 # So many connections, at least, are tried in the time that an action has.
 TRIES: Final = 5
 
+# What may be wrong if there is no connection; whoever is refused one is seldom told why.
+ADVICE: Final = "look at the address, its path, and whether the server lets this page in (origins)"
+
+SHOWN_OUT: Final = TurnedAway("UNAUTHORIZED", "may not be there any more")
+
 GOING_AWAY: Final = 1001
 TRY_LATER: Final = 1013
 
@@ -88,6 +93,9 @@ class Connection:
         self._rushed = False
         self._token: str | None = None
         self._token_refused: TurnedAway | None = None
+        self._refusal: TurnedAway | None = None  # the last one since we were in
+        self._reason = ""  # with which the last connection has ended, or the last try
+        self._last_s = -math.inf  # when there was a connection, before this one
 
     @property
     def is_joining(self) -> bool:
@@ -98,6 +106,14 @@ class Connection:
         """Is there a connection, of which what comes counts?"""
         return self.over is None and self._phase in {"joining", "open"}
 
+    def why_not_in(self, since_s: float) -> str:
+        """Why we were not let in since then; empty, if we were, or nobody knows."""
+        was_there = self.is_heard or self._last_s > since_s
+        if not was_there and self.turned_away is None:
+            reason = f" ({self._reason})" if self._reason else ""
+            return f"there was no connection{reason}: {ADVICE}"
+        return f"the server does not let us in: {self._refusal}" if self._refusal else ""
+
     # --- its course ---------------------------------------------------------------------------
 
     def opened(self, now_s: float, token: str | None) -> None:
@@ -107,6 +123,7 @@ class Connection:
             self._turned_away_for_good(self._token_refused)
             return
         self._phase = "joining"
+        self._reason = ""
         self._until_s = now_s + self._terms.connect_s
         self._token = token
         self.join_id = self._new_id()
@@ -124,7 +141,7 @@ class Connection:
         self._silence_s = PATIENCE * (heartbeat_s or self._terms.heartbeat_s)
         self._phase = "open"
         self._until_s = now_s + self._silence_s
-        self._token_refused = None
+        self._token_refused = self._refusal = None
         self._become("open")
 
     def heard(self, now_s: float) -> None:
@@ -137,10 +154,11 @@ class Connection:
         self._backoff.reset()
         self._rushed = False
 
-    def closed(self, now_s: float, code: int | None) -> None:
+    def closed(self, now_s: float, code: int | None, reason: str) -> None:
         """The connection is over, or there is none: cut, ended, refused."""
         if self.over is not None or self._phase == "waiting":
             return
+        self._reason = reason
         if code == GOING_AWAY and not self._rushed:
             self._rushed = True
             self._again(now_s, "drained", self._chance() * self._terms.backoff_s)
@@ -150,9 +168,10 @@ class Connection:
         else:
             self._again(now_s, "ended", self._pause_s())
 
-    def left(self, now_s: float) -> None:
+    def left(self, now_s: float, reason: str) -> None:
         """Shown out. Whether we may come back is said when we do."""
-        self._again(now_s, "left", self._pause_s())
+        why = SHOWN_OUT if reason == "refused" else None
+        self._again(now_s, "left", self._pause_s(), turned_away=why)
 
     def end(self, status: Status, error: RoomError | None, why: TurnedAway | None = None) -> None:
         if self.over is not None:
@@ -199,6 +218,8 @@ class Connection:
         is_told_when: bool = False,
         turned_away: TurnedAway | None = None,
     ) -> None:
+        self._last_s = now_s if self.is_heard else self._last_s
+        self._refusal = turned_away or self._refusal
         self._phase = "waiting"
         self._until_s = now_s + after_s
         self._is_told_when = is_told_when

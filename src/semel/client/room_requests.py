@@ -41,12 +41,20 @@ class Request:
     """An action on its way."""
 
     def __init__(
-        self, id: str, seq: int | None, action: Any, guard: str | None, until_s: float
+        self,
+        id: str,
+        seq: int | None,
+        action: Any,
+        guard: str | None,
+        *,
+        asked_s: float,
+        until_s: float,
     ) -> None:
         self.id = id
         self.seq = seq
         self.action = action
         self.guard = guard
+        self.asked_s = asked_s
         self.until_s = until_s
         self.not_before_s = -math.inf
         self.is_sent = False
@@ -58,6 +66,7 @@ class Request:
 class Requests:
     """`changed` is called when what is pending has changed; `stale` when a snapshot is needed.
 
+    `why_unsent` says why nothing could be sent since then; empty, if nobody knows.
     `seq` is the number of the last request of this client; None if they have no numbers.
     """
 
@@ -73,6 +82,7 @@ class Requests:
         emit: Emit,
         changed: Callable[[], None],
         stale: Callable[[float], None],
+        why_unsent: Callable[[float], str],
     ) -> None:
         self._table_id = table_id
         self._client_id = client_id
@@ -82,6 +92,7 @@ class Requests:
         self._emit = emit
         self._on_changed = changed
         self._on_stale = stale
+        self._why_unsent = why_unsent
         self._backoff = Backoff(terms, chance)
         self._is_in = False
         self._is_current = True  # what is confirmed is of the history of this connection
@@ -140,7 +151,8 @@ class Requests:
             self._brought.add(id)
         elif id not in self._sent:
             self._numbers.pop(id, None)  # nobody has seen it, and later ones may have been taken
-        request = Request(id, self._number(id), action, guard, until_s)
+        seq = self._number(id)
+        request = Request(id, seq, action, guard, asked_s=now_s, until_s=until_s)
         request.was_sent = id in self._sent or id in self._brought
         request.is_shown = not request.was_sent
         if self._is_too_large(request):
@@ -346,8 +358,12 @@ class Requests:
         # All have the same time, so the first is late before the others.
         while self._queue and now_s >= self._queue[0].until_s:
             request = self._queue.pop(0)
-            timeout_s, was_sent = self._terms.timeout_s, request.was_sent
-            error = ActionTimeoutError(request.id, timeout_s, was_sent=was_sent)
+            error = ActionTimeoutError(
+                request.id,
+                self._terms.timeout_s,
+                was_sent=request.was_sent,
+                why=self._why_unsent(request.asked_s),
+            )
             self._emit(Settle(request.id, error))
         if len(self._queue) < count:
             self._on_changed()

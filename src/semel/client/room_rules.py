@@ -114,6 +114,7 @@ class Guest:
             emit=emit,
             changed=self._show,
             stale=lambda now_s: self._replica.want(now_s, "stale"),
+            why_unsent=self._connection.why_not_in,
         )
         self._replica = Replica(
             table_id,
@@ -227,9 +228,9 @@ class Guest:
     def opened(self, now_s: float, token: str | None) -> None:
         self._connection.opened(now_s, token)
 
-    def closed(self, now_s: float, code: int | None = None) -> None:
+    def closed(self, now_s: float, code: int | None = None, reason: str = "") -> None:
         """The connection is over, or there is none: cut, ended, refused."""
-        self._connection.closed(now_s, code)
+        self._connection.closed(now_s, code, reason)
 
     def received(self, now_s: float, message: str | bytes) -> None:
         if not self._connection.is_heard:
@@ -268,7 +269,7 @@ class Guest:
             case "ERROR":
                 self._error(now_s, request_id, payload)
             case "LEFT":
-                self._connection.left(now_s)
+                self._connection.left(now_s, text(payload.get("reason")))
 
     def _joined(self, now_s: float, payload: Payload) -> None:
         if not self._connection.is_joining:

@@ -37,15 +37,16 @@ class ActionError(SemelError):
 class ActionTimeoutError(SemelError, TimeoutError):
     """No answer came in time. Unless `was_sent` is False, nobody knows what became of the action.
 
-    It is False only of what was never sent under this id, as far as this client can know.
+    It is False only of what was never sent under this id, as far as this client can know; then the
+    message says why, if anybody knows.
 
     To ask again, and not to do it twice: `act(action, request_id=error.request_id)`.
     """
 
-    def __init__(self, request_id: str, timeout_s: float, *, was_sent: bool) -> None:
+    def __init__(self, request_id: str, timeout_s: float, *, was_sent: bool, why: str = "") -> None:
         unknown = f"the outcome is unknown; ask again with request_id={request_id!r}"
-        ending = unknown if was_sent else "it was never sent: nothing was changed by it"
-        super().__init__(f"no answer in {timeout_s:g} s: {ending}")
+        unsent = "it was never sent: nothing was changed by it" + (f"; {why}" if why else "")
+        super().__init__(f"no answer in {timeout_s:g} s: {unknown if was_sent else unsent}")
         self.request_id = request_id
         self.was_sent = was_sent
 

@@ -14,6 +14,9 @@ import { Backoff, RoomError, } from "./room_values.js";
 const PATIENCE = 2.5;
 // So many connections, at least, are tried in the time that an action has.
 const TRIES = 5;
+// What may be wrong if there is no connection; whoever is refused one is seldom told why.
+const ADVICE = "look at the address, its path, and whether the server lets this page in (origins)";
+const SHOWN_OUT = { code: "UNAUTHORIZED", message: "may not be there any more" };
 const GOING_AWAY = 1001;
 const TRY_LATER = 1013;
 export class Connection {
@@ -32,6 +35,9 @@ export class Connection {
     #rushed = false;
     #token = null;
     #tokenRefused = null;
+    #refusal = null; // the last one since we were in
+    #reason = ""; // with which the last connection has ended, or the last try
+    #last = -Infinity; // when there was a connection, before this one
     constructor(terms, chance, options) {
         this.#terms = terms;
         this.#chance = chance;
@@ -46,6 +52,15 @@ export class Connection {
     get isHeard() {
         return this.over === null && ["joining", "open"].includes(this.#phase);
     }
+    /** Why we were not let in since then; empty, if we were, or nobody knows. */
+    whyNotIn(since) {
+        const wasThere = this.isHeard || this.#last > since;
+        if (!wasThere && this.turnedAway === null) {
+            const reason = this.#reason === "" ? "" : ` (${this.#reason})`;
+            return `there was no connection${reason}: ${ADVICE}`;
+        }
+        return this.#refusal === null ? "" : `the server does not let us in: ${wordsOf(this.#refusal)}`;
+    }
     // --- its course -------------------------------------------------------------------------------
     opened(now, token) {
         if (this.over !== null || this.#phase !== "opening")
@@ -55,6 +70,7 @@ export class Connection {
             return;
         }
         this.#phase = "joining";
+        this.#reason = "";
         this.#until = now + this.#terms.connectMs;
         this.#token = token;
         this.joinId = this.#options.newId();
@@ -68,7 +84,7 @@ export class Connection {
         this.#silenceMs = PATIENCE * (heartbeatMs ?? this.#terms.heartbeatMs);
         this.#phase = "open";
         this.#until = now + this.#silenceMs;
-        this.#tokenRefused = null;
+        this.#tokenRefused = this.#refusal = null;
         this.#become("open");
     }
     /** Somebody is there. */
@@ -82,9 +98,10 @@ export class Connection {
         this.#rushed = false;
     }
     /** The connection is over, or there is none: cut, ended, refused. */
-    closed(now, code) {
+    closed(now, code, reason) {
         if (this.over !== null || this.#phase === "waiting")
             return;
+        this.#reason = reason;
         if (code === GOING_AWAY && !this.#rushed) {
             this.#rushed = true;
             this.#again(now, "drained", this.#chance() * this.#terms.backoffMs);
@@ -98,8 +115,9 @@ export class Connection {
         }
     }
     /** Shown out. Whether we may come back is said when we do. */
-    left(now) {
-        this.#again(now, "left", this.#pauseMs());
+    left(now, reason) {
+        const turnedAway = reason === "refused" ? SHOWN_OUT : null;
+        this.#again(now, "left", this.#pauseMs(), { turnedAway });
     }
     end(status, error, why = null) {
         if (this.over !== null)
@@ -137,11 +155,13 @@ export class Connection {
         this.#again(now, "unauthorized", rushed ? this.#pauseMs() : 0, { turnedAway: why });
     }
     #turnedAwayForGood(why) {
-        const { code, message } = why;
-        this.end("failed", new RoomError(message === "" ? code : `${code}: ${message}`, code), why);
+        this.end("failed", new RoomError(wordsOf(why), why.code), why);
     }
     // --- trying again -----------------------------------------------------------------------------
     #again(now, why, afterMs, { isToldWhen = false, turnedAway = null } = {}) {
+        if (this.isHeard)
+            this.#last = now;
+        this.#refusal = turnedAway ?? this.#refusal;
         this.#phase = "waiting";
         this.#until = now + afterMs;
         this.#isToldWhen = isToldWhen;
@@ -185,4 +205,7 @@ export class Connection {
         this.status = status;
         this.#options.emit({ step: "deliver", news: { type: "became", status, turnedAway } });
     }
+}
+function wordsOf({ code, message }) {
+    return message === "" ? code : `${code}: ${message}`;
 }

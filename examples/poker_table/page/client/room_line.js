@@ -31,8 +31,11 @@ export class Line {
     #follow(socket, token) {
         socket.onopen = () => this.#hears.opened(this, token);
         socket.onmessage = ({ data }) => this.#hears.received(this, data);
-        socket.onclose = ({ code }) => this.#hears.closed(this, code);
-        socket.onerror = () => undefined; // its end follows
+        let reason = "";
+        socket.onclose = ({ code }) => this.#hears.closed(this, code, reason);
+        socket.onerror = ({ message }) => {
+            reason = typeof message === "string" ? message : ""; // its end follows
+        };
     }
     say(text) {
         try {

@@ -80,6 +80,7 @@ export class Requests {
             id,
             action,
             guard,
+            asked: now,
             until: now + this.#terms.timeoutMs,
             notBefore: -Infinity,
             isSent: false,
@@ -305,8 +306,9 @@ export class Requests {
         // All have the same time, so the first is late before the others.
         const due = this.#queue.findIndex(({ until }) => now < until);
         const late = this.#queue.splice(0, due < 0 ? this.#queue.length : due);
-        for (const { id, wasSent } of late) {
-            const answer = new ActionTimeoutError(id, this.#terms.timeoutMs, wasSent);
+        for (const { id, wasSent, asked } of late) {
+            const why = this.#options.whyUnsent(asked);
+            const answer = new ActionTimeoutError(id, this.#terms.timeoutMs, wasSent, why);
             this.#options.emit({ step: "settle", requestId: id, answer });
         }
         if (late.length > 0)

@@ -59,6 +59,7 @@ export class Guest {
             emit,
             changed: () => this.#show(),
             stale: (now) => this.#replica.want(now, "stale"),
+            whyUnsent: (since) => this.#connection.whyNotIn(since),
         });
         this.#replica = new Replica(tableId, terms, chance, {
             emit,
@@ -153,8 +154,8 @@ export class Guest {
         this.#connection.opened(now, token);
     }
     /** The connection is over, or there is none: cut, ended, refused. */
-    closed(now, code = null) {
-        this.#connection.closed(now, code);
+    closed(now, code = null, reason = "") {
+        this.#connection.closed(now, code, reason);
     }
     received(now, said) {
         if (!this.#connection.isHeard)
@@ -197,7 +198,7 @@ export class Guest {
                 this.#error(now, requestId, payload);
                 break;
             case "LEFT":
-                this.#connection.left(now);
+                this.#connection.left(now, text(payload["reason"]));
                 break;
         }
     }

@@ -31,17 +31,18 @@ export class ActionError extends Error {
 }
 /**
  * No answer came in time. Unless `wasSent` is false, nobody knows what became of the action; it is
- * false only of what was never sent under this id, as far as this client can know. To ask again, and
- * not to do it twice: `act(action, { requestId: error.requestId })`.
+ * false only of what was never sent under this id, as far as this client can know; then the message
+ * says why, if anybody knows. To ask again, and not to do it twice:
+ * `act(action, { requestId: error.requestId })`.
  */
 export class ActionTimeoutError extends Error {
     requestId;
     wasSent;
     name = "TimeoutError";
-    constructor(requestId, timeoutMs, wasSent) {
+    constructor(requestId, timeoutMs, wasSent, why = "") {
         const unknown = `the outcome is unknown; ask again with { requestId: "${requestId}" }`;
-        const ending = wasSent ? unknown : "it was never sent: nothing was changed by it";
-        super(`no answer in ${timeoutMs} ms: ${ending}`);
+        const unsent = `it was never sent: nothing was changed by it${why === "" ? "" : `; ${why}`}`;
+        super(`no answer in ${timeoutMs} ms: ${wasSent ? unknown : unsent}`);
         this.requestId = requestId;
         this.wasSent = wasSent;
     }
