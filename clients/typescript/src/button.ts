@@ -17,12 +17,12 @@ export function button<S>(
   table: Table<S>,
   { enabledWhen }: { readonly enabledWhen: (confirmed: S) => boolean },
 ): Button {
+  const isEnabled = (): boolean => table.isSettled && enabledWhen(table.confirmed as S);
   return {
     get isEnabled() {
-      return table.isSettled && enabledWhen(table.confirmed as S);
+      return isEnabled();
     },
-    press(action) {
-      return this.isEnabled ? table.act(action) : null;
-    },
+    // Without `this`: it may be handed on alone.
+    press: (action) => (isEnabled() ? table.act(action) : null),
   };
 }

@@ -201,9 +201,9 @@ export class Table<S = any> {
   /** Ask for this. While an action with the same guard is on its way, this is that one. */
   act(action: Action, options: Acting = {}): Promise<ActionResult> {
     const { over } = this.#guest;
-    if (over !== null) return Promise.reject(over.error ?? new RoomError("this table is closed", "CLOSED"));
-    if (typeof action.actionType !== "string") {
-      return Promise.reject(new TypeError("an action has an actionType, which is text"));
+    if (over !== null) return refused(over.error ?? new RoomError("this table is closed", "CLOSED"));
+    if (typeof (action as Action | null)?.actionType !== "string") {
+      return refused(new TypeError("an action has an actionType, which is text"));
     }
     try {
       const id = this.#guest.act(this.#world.now(), action as Payload, options);
@@ -212,7 +212,7 @@ export class Table<S = any> {
       this.#advance();
       return waiting.promise;
     } catch (error) {
-      return Promise.reject(error); // it cannot be said in JSON
+      return refused(error as Error); // it cannot be said in JSON
     }
   }
 
@@ -341,6 +341,12 @@ function call(listener: () => void): void {
       throw error;
     });
   }
+}
+
+function refused(error: Error): Promise<ActionResult> {
+  const { promise, settle } = newWaiting();
+  settle(error);
+  return promise;
 }
 
 function newWaiting(): Waiting {

@@ -191,7 +191,7 @@ export const ROOM_TERMS: RoomTerms = {
   backoffMs: 1_000,
   longestMs: 30_000,
   buffered: 256,
-  pending: 1_000,
+  pending: 100,
 };
 
 /**

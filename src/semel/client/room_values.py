@@ -229,7 +229,7 @@ class Terms:
     backoff_s: float = 1.0
     longest_s: float = 30.0
     buffered: int = 256
-    pending: int = 1000
+    pending: int = 100
 
 
 class Backoff:

@@ -6,12 +6,12 @@ import {} from "./room_values.js";
  * confirmed state, nothing of ours is on its way, and that state is as new as the last answer.
  */
 export function button(table, { enabledWhen }) {
+    const isEnabled = () => table.isSettled && enabledWhen(table.confirmed);
     return {
         get isEnabled() {
-            return table.isSettled && enabledWhen(table.confirmed);
+            return isEnabled();
         },
-        press(action) {
-            return this.isEnabled ? table.act(action) : null;
-        },
+        // Without `this`: it may be handed on alone.
+        press: (action) => (isEnabled() ? table.act(action) : null),
     };
 }

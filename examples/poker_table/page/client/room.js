@@ -113,9 +113,9 @@ export class Table {
     act(action, options = {}) {
         const { over } = this.#guest;
         if (over !== null)
-            return Promise.reject(over.error ?? new RoomError("this table is closed", "CLOSED"));
-        if (typeof action.actionType !== "string") {
-            return Promise.reject(new TypeError("an action has an actionType, which is text"));
+            return refused(over.error ?? new RoomError("this table is closed", "CLOSED"));
+        if (typeof action?.actionType !== "string") {
+            return refused(new TypeError("an action has an actionType, which is text"));
         }
         try {
             const id = this.#guest.act(this.#world.now(), action, options);
@@ -125,7 +125,7 @@ export class Table {
             return waiting.promise;
         }
         catch (error) {
-            return Promise.reject(error); // it cannot be said in JSON
+            return refused(error); // it cannot be said in JSON
         }
     }
     /** Ask for the whole state anew. */
@@ -254,6 +254,11 @@ function call(listener) {
             throw error;
         });
     }
+}
+function refused(error) {
+    const { promise, settle } = newWaiting();
+    settle(error);
+    return promise;
 }
 function newWaiting() {
     let settle = () => undefined;

@@ -56,7 +56,7 @@ export const ROOM_TERMS = {
     backoffMs: 1_000,
     longestMs: 30_000,
     buffered: 256,
-    pending: 1_000,
+    pending: 100,
 };
 /**
  * Pauses that grow: from half the first one, at random, up to twice the last one's most. `most` is as
