@@ -90,7 +90,7 @@ class World(PartyWorld):
         self.cache: dict[str, tuple[Any, float]] = {}
         """Of those who keep markers beside the log."""
         self.is_playing = True
-        self.is_asleep = False
+        self.is_asleep = self.is_to_fail_over = False
         self.newcomer: Any = None
         """The only server to which anybody comes, if there is one."""
         self.open_at = 0.0
@@ -185,6 +185,7 @@ class World(PartyWorld):
 
     def fail_over(self) -> None:
         """And those who were not answered, or are not sure, say the last they said again."""
+        self.is_to_fail_over = False
         self.tables.fail_over()
         for client in self.clients if self.is_playing else ():
             if client.line is not None and client.sent and self.chance.random() < 0.5:
@@ -196,6 +197,7 @@ class World(PartyWorld):
     def fail_over_soon(self) -> None:
         """When the timeout was read: nobody misses what nobody has seen, until somebody comes."""
         self.hit("timeout_taken_back")
+        self.is_to_fail_over = True
         is_read_at_once = self.network.weather is CALM and not self.deafness
         read_s = RUNG_S if is_read_at_once else NET_S
         self.loop.after(read_s + 0.5 * self.chance.random(), self.fail_over, context=Context())
@@ -373,7 +375,7 @@ class World(PartyWorld):
             await asyncio.sleep(0.05)
 
     def _is_open(self) -> bool:
-        return all(client.is_open for client in self.clients)
+        return not self.is_to_fail_over and all(client.is_open for client in self.clients)
 
     def _is_answered(self) -> bool:
         return not any(client.guest._requests._queue for client in self.clients)
