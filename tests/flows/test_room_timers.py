@@ -554,6 +554,23 @@ async def test_nobody_looks_for_who_is_closed_whatever_is_on_its_way(store):
     assert not home.timers._looks
 
 
+@simulated(1, 2)
+async def test_a_timeout_that_nobody_has_read_and_a_failover_takes_back_is_made_again(store):
+    """Nobody is in the room, so nobody sees that it has gone back."""
+    (home,) = servers(store, 1)
+    await dealt(home, "ann", "bob")
+    await asyncio.sleep(1.5 * SHORT_S)
+    assert await timeouts(home) == ["turn-1"]
+    streams = store.inner._log._streams
+    before = copy.deepcopy(streams[STREAM])
+    while await timeouts(home) != ["turn-1", "turn-2"]:
+        await asyncio.sleep(0.01)
+    streams[STREAM] = before
+    await asyncio.sleep(3)
+    assert await timeouts(home) == ["turn-1", "turn-2"]
+    await closed(home)
+
+
 @simulated(1)
 async def test_what_is_kept_of_a_trimmed_stream_is_not_over_before_it_is_read(store):
     """After a failover, every room would be looked at and noted again, by every server."""

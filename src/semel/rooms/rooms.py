@@ -32,7 +32,7 @@ from semel.rooms.requests import Reply, Request
 from semel.rooms.room import Room
 from semel.rooms.standing import Standing
 from semel.rooms.status import Counts, RoomsStatus
-from semel.rooms.timers import FAILED_S, Timers
+from semel.rooms.timers import FAILED_S, SURE_S, Timers
 from semel.settings import as_log_store
 
 __all__ = ["Rooms"]
@@ -277,7 +277,9 @@ class Rooms:
             snapshot = await self.log.load(self.stream_of(room_id))
             deadline = Standing.of(self.room, room_id, snapshot).deadline
             if deadline is None:
-                return None
+                # Nobody may have read what was timed out, and a failover take it back: whoever has
+                # done it stays for a moment, and its note with it.
+                return None if last is None else self.now_s() + SURE_S
             if deadline.at_s > self.now_s():
                 return deadline.at_s
             if last is not None and deadline.turn == asked:
