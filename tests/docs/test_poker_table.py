@@ -85,9 +85,9 @@ def test_a_hand_is_played_by_two_on_whichever_server_while_somebody_watches(tabl
         everybody = (ann, ben, watcher)
         for each in everybody:
             each.wait_until(is_over)
-            each.wait_for("HAND_RESULT")
-        [result] = {str(each.results[-1]) for each in everybody}
-        assert [pot["amount"] for pot in ann.results[-1]["pots"]] == [120]
+            each.wait_until(lambda _, each=each: each.results)  # perhaps before its own answer
+        [result] = {str(each.results[0]) for each in everybody}
+        assert [pot["amount"] for pot in ann.results[0]["pots"]] == [120]
         assert sum(seat["stack"] for seat in ann.view["seats"] if seat) == 2000
         assert result
         mine = ann.view["cards"]
