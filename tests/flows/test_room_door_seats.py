@@ -11,6 +11,7 @@ import json
 import pytest
 
 from semel.feed import Subscription
+from semel.feed.values import Burst
 from semel.http.ws import Limits, RoomDoor, Spectator, voice
 from support.rooms import (
     ROOM,
@@ -269,6 +270,28 @@ async def test_what_the_log_answers_comes_before_what_happens_meanwhile(store, m
     await client.at((await rooms.standing(client.room)).version)
     versions = [update["stateVersion"] for update in client.all("TABLE_STATE_UPDATE")]
     assert versions == list(range(1, len(versions) + 1))
+    await closed(door)
+
+
+@simulated(1)
+async def test_what_was_asked_before_a_snapshot_is_not_told_behind_it(store):
+    """The snapshot comes between the question and the moment when somebody begins to ask it."""
+    rooms = rooms_on(store)
+    door = door_to(rooms)
+    (ann,) = await seated(door, "ann")
+    await ann.act("say")
+    await ann.at(1)
+    (connection,) = door._house.connections
+    seat = connection.seats.get(ROOM)
+    page = await rooms.log.read(rooms.stream_of(ROOM))
+
+    async def asked():
+        return Burst(page.entries, page.entries[-1].position, b"")
+
+    connection._showing._ask(seat, asked())
+    seat.go_on_from(rooms, seat.following.position)
+    await asyncio.sleep(1)
+    assert len(ann.all("TABLE_STATE_UPDATE")) == 1
     await closed(door)
 
 
