@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from support import servers
-from support.process import HOST
+from support.process import HOST, wait_until
 from support.servers import SLOTS, RedisCluster
 
 
@@ -31,6 +31,13 @@ class Migration:
         self.finish()
 
     def _begin(self) -> None:
+        """Mark the slot as moving, once each node knows the others' current epochs.
+
+        A node that takes a slot raises its epoch above those it knows. If it does not know the
+        epoch of the last owner yet, that owner's next message takes the slot back, and each of the
+        two nodes redirects clients to the other for ever.
+        """
+        wait_until(self._epochs_are_known, "every node to know the epochs of the others")
         slot = ("CLUSTER", "SETSLOT", self.slot)
         servers.command(self.target.port, *slot, "IMPORTING", self.ids[self.source.port])
         servers.command(self.source.port, *slot, "MIGRATING", self.ids[self.target.port])
@@ -44,3 +51,12 @@ class Migration:
         owner = self.ids[self.target.port]
         for node in (self.target, self.source, *self.nodes):
             servers.command(node.port, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)
+
+    def _epochs_are_known(self) -> bool:
+        return len({frozenset(_epochs(node.port).items()) for node in self.nodes}) == 1
+
+
+def _epochs(port: int) -> dict[str, str]:
+    """The configuration epoch of each node, as the node at `port` knows them."""
+    rows = [row.split() for row in servers.command(port, "CLUSTER", "NODES").splitlines()]
+    return {row[0]: row[6] for row in rows}
