@@ -49,13 +49,19 @@ def recorded(monkeypatch):
         ("nats://h:4222", "NatsBroker"),
         ("nats+tls://h:4222", "NatsBroker"),
         ("amqp://u:p@h/vhost", "RabbitBroker"),
-        ("AMQPS://u:p@h/%2f", "RabbitBroker"),
+        ("amqps://u:p@h/%2f", "RabbitBroker"),
     ],
 )
 def test_a_scheme_has_its_broker_and_the_url_is_left_as_it_is(recorded, url, broker):
     made = connect(url)
     assert type(made).__name__ == broker
     assert made.url == url
+
+
+def test_scheme_in_capitals_is_read_in_lower_case(recorded, tmp_path):
+    assert connect("AMQPS://U:p@h/V").url == "amqps://U:p@h/V"
+    assert isinstance(connect("Memory://?shards=2"), MemoryBroker)
+    assert isinstance(connect(f"SQLite:///{tmp_path}/a.db"), SQLiteBroker)
 
 
 def test_settings_in_the_url_are_the_brokers_and_the_rest_stays(recorded):

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -18,7 +19,12 @@ from pathlib import Path
 import pytest
 
 from semel.colour import ASYNC, SYNC, run
-from semel.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from semel.errors import (
+    CorruptRecordError,
+    DamagedStoreError,
+    SettingsError,
+    StoreUnavailableError,
+)
 from semel.keys import make_key, new_attempt
 from semel.stores.file import FileStore, shard
 from semel.stores.file.disk import MARK
@@ -272,6 +278,36 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="a directory of its own"):
         FileStore(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+DAMAGED = {
+    "another letter": MARK.replace(b"ledger", b"lodger"),
+    "zeros": bytes(len(MARK)),
+    "half of it lost at its beginning": MARK[9:],
+    "more behind it": MARK + b"x",
+    "twice": MARK * 2,
+    "no text": b"\xff\xfe",
+    "JSON of something else": b"[1]\n",
+    "no format": b'{"semel": "ledger"}\n',
+    "a format that is no number": b'{"semel": "ledger", "format": "1"}\n',
+    "an older format than the first": b'{"semel": "ledger", "format": 0}\n',
+    "line ends of Windows": MARK.replace(b"\n", b"\r\n"),
+    "a thousand brackets": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("mark", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_mark_is_reported_with_the_content_it_should_have(mark, tmp_path):
+    path = tmp_path / "a ledger"
+    finished(FileStore(path).ledger(SYNC))
+    (path / "semel.json").write_bytes(mark)
+    with pytest.raises(DamagedStoreError, match="is damaged") as damaged:
+        FileStore(path)
+    assert (path / "semel.json").read_bytes() == mark
+    # What the message says is what repairs it.
+    repair = re.search(r"(echo .*?)\. Each record", str(damaged.value))[1]
+    subprocess.run(["/bin/sh", "-c", repair], check=True, timeout=60)
+    assert isinstance(claim(FileStore(path).ledger(SYNC)), Done)
 
 
 def test_another_format_is_refused(tmp_path):

@@ -271,7 +271,7 @@ def test_a_file_locked_for_too_long_is_unavailable(path, monkeypatch):
 
 def test_threads_that_write_for_too_long_are_reported(store, ledger, monkeypatch):
     monkeypatch.setattr(connections, "BUSY_S", 0.05)
-    with store._connections._writing, pytest.raises(StoreUnavailableError, match="threads"):
+    with store._connections.writing, pytest.raises(StoreUnavailableError, match="threads"):
         claim(ledger)
     assert isinstance(claim(ledger), Won)
 
@@ -610,7 +610,7 @@ def test_a_signal_that_raises_leaves_no_lock_and_no_connection(tmp_path, place):
         )
     gc.collect()
     assert hit > 100
-    assert not store._connections._writing.locked()
+    assert not store._connections.writing.locked()
     assert len(store._connections._open) <= 1
     for op in ops:
         assert isinstance(rows.perform(op), Won)

@@ -79,11 +79,12 @@ def connect(url: str, **settings: Any) -> Broker:
     broker of its own; share the object.
     """
     from semel.brokers.urls import check_names, in_a_url, split
+    from semel.stores import with_plain_scheme
 
     name = _broker_at(url)
     broker = _imported(name)
     check_names(broker, settings)
-    rest, written = split(url, in_a_url(broker))
+    rest, written = split(with_plain_scheme(url), in_a_url(broker))
     for option, value in written.items():
         if settings.setdefault(option, value) != value:
             raise SettingsError(

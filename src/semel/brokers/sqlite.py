@@ -160,7 +160,7 @@ def _path(given: str | os.PathLike[str]) -> str:
         if not path.startswith("sqlite:"):
             raise SettingsError(f"{path!r} is no SQLite file; write a path, or sqlite:///path.db")
         check_query(SQLiteBroker, path)
-        path = path_of(path) or MEMORY
+        path = MEMORY if path.rstrip("/") == "sqlite:" else path_of(path)
     if path == MEMORY:
         raise SettingsError("a broker in SQLite needs a file; in this process alone use memory://")
     return path

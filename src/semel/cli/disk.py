@@ -12,8 +12,9 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from semel.errors import StoreUnavailableError
+from semel.errors import DamagedStoreError, StoreUnavailableError
 from semel.stores import path_of
+from semel.stores.sqlite_file import refuse_unsafe
 
 __all__ = ["Found", "look", "maker", "meant", "without_outbox"]
 
@@ -44,11 +45,16 @@ class Found:
 
 def look(url: str) -> Found:
     """Look at the store of a `sqlite:` or `file:` URL, and change nothing."""
-    path = path_of(url)
-    if not os.path.lexists(path):
-        return Found(path, problem=f"there is nothing at {path!r}{_advice(url, path)}", free=True)
+    path, is_folder = path_of(url), url.lower().startswith("file:")
     try:
-        return _folder(path) if url.lower().startswith("file:") else _file(path)
+        if not os.path.lexists(path):
+            if not is_folder:
+                refuse_unsafe(os.path.realpath(path))
+            problem = f"there is nothing at {path!r}{_advice(url, path)}"
+            return Found(path, problem=problem, free=True)
+        return _folder(path) if is_folder else _file(path)
+    except (StoreUnavailableError, DamagedStoreError) as error:
+        return Found(path, problem=str(error))
     except OSError as error:
         return Found(path, problem=f"{path} cannot be read: {error.strerror}")
 
@@ -61,7 +67,7 @@ def _advice(url: str, path: str) -> str:
 
 
 def _folder(path: str) -> Found:
-    from semel.stores.file.disk import MARK, MARK_NAME
+    from semel.stores.file.disk import MARK, MARK_NAME, mark_error
 
     if not Path(path).is_dir():
         return Found(path, problem=f"{path} is not a directory; a file store is one")
@@ -70,13 +76,16 @@ def _folder(path: str) -> Found:
         return Found(path, problem=f"{path} is empty; {INIT}", free=True)
     if MARK_NAME not in names:
         return Found(path, problem=f"{path} is not a ledger: it has files, but no {MARK_NAME}")
-    if (Path(path) / MARK_NAME).read_bytes() != MARK:
-        return Found(
-            path,
-            problem=f"{path}/{MARK_NAME} is of another format than this version of Semel knows; "
-            "upgrade Semel, or check the path",
+    mark = f"{path}/{MARK_NAME}"
+    found = Path(mark).read_bytes()
+    if found == MARK:
+        return Found(path, version=1)
+    if MARK.startswith(found):
+        short = (
+            f"{mark} is damaged: it ends after {len(found)} bytes; `semel db init URL` repairs it"
         )
-    return Found(path, version=1)
+        return Found(path, problem=short, free=True)
+    return Found(path, problem=str(mark_error(mark, found)))
 
 
 def _file(path: str) -> Found:
@@ -84,11 +93,9 @@ def _file(path: str) -> Found:
 
     if Path(path).is_dir():
         return Found(path, problem=f"{path} is a directory; a SQLite store is a file")
-    connections = Connections(str(Path(path).absolute()))  # which opens a file and makes none
+    connections = Connections(path)  # opens a file, and never creates one
     try:
         return connections.read(lambda connection: _tables(path, connection))
-    except StoreUnavailableError as error:
-        return Found(path, problem=str(error))
     finally:
         connections.close()
 
@@ -100,10 +107,10 @@ def maker(path: str) -> str:
 
     if not Path(path).is_file():
         return ""
-    connections = Connections(str(Path(path).absolute()))
+    connections = Connections(path)
     try:
         return connections.read(schema.maker)
-    except StoreUnavailableError:
+    except (StoreUnavailableError, DamagedStoreError):
         return ""
     finally:
         connections.close()

@@ -70,7 +70,7 @@ def connect(url: str) -> Store:
         case "sqlite" if scheme == "sqlite":
             from semel.stores.sqlite import SQLiteStore
 
-            return SQLiteStore(path_of(url) or ":memory:")
+            return SQLiteStore(path_of(url))
         case "postgresql" | "postgres" | "mysql" | "mariadb" | "sqlite":
             _refuse_without_sqlalchemy(scheme)
             from semel.stores.sql import SQLStore
@@ -81,6 +81,12 @@ def connect(url: str) -> Store:
 
             return RedisStore(url)
     raise _no_url(url)
+
+
+def with_plain_scheme(url: str) -> str:
+    """Return the URL with its scheme in lower case, as every driver reads it."""
+    scheme, slashes, rest = url.partition("://")
+    return f"{scheme.lower()}://{rest}" if slashes else url
 
 
 def _no_url(given: object) -> SettingsError:
@@ -127,13 +133,26 @@ def path_of(url: str) -> str:
     """The path in a URL.
 
     `sqlite:///a.db` is a.db here and `sqlite:////var/a.db` is /var/a.db, as SQLAlchemy has it;
-    a `file` path is always absolute.
+    a `file` path is always absolute. No option is known, so each is refused.
     """
     parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        option = parts.query.partition("=")[0] or f"#{parts.fragment}"
+        raise SettingsError(
+            f"{url!r} has an option {option!r}, and a {parts.scheme} URL has none; in a path write "
+            "? as %3F and # as %23"
+        )
     if parts.netloc:
         raise SettingsError(
             f"{url!r} has a host name where the path should begin; write three slashes, as in "
             f"{parts.scheme}:///{parts.netloc}{parts.path}"
         )
     path = unquote(parts.path)
-    return path if parts.scheme == "file" else path[1:]
+    if parts.scheme == "file":
+        return path
+    if len(path) < 2:  # noqa: PLR2004 - a slash alone
+        raise SettingsError(
+            f"{url!r} has no path; write sqlite:///semel.db for a file, or sqlite:///:memory: for "
+            "records that no other process sees and that end with this one"
+        )
+    return path[1:]

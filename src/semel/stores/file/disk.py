@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from itertools import repeat, takewhile
 from typing import Final
 
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import DamagedStoreError, SemelError, SettingsError, StoreUnavailableError
 
 try:
     import fcntl
@@ -102,13 +104,29 @@ def _mark(root: str) -> None:
         )
     # A prefix is the mark of a process that is writing it now, or died doing so.
     if not MARK.startswith(found or b""):
-        raise SettingsError(
-            f"{path} is of another format than this version of Semel knows; upgrade Semel, or "
-            f"give FileStore another directory"
-        )
+        raise mark_error(path, found or b"")
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
         write_all(fd, MARK)
         os.fsync(fd)
+
+
+def mark_error(path: str, found: bytes) -> SemelError:
+    """Return what is wrong with a mark other than ours: a newer format, or damage."""
+    try:
+        match json.loads(found):
+            case {"semel": "ledger", "format": int(number)} if number > 1:
+                return SettingsError(
+                    f"{path} is of another format ({number}) than this version of Semel knows (1); "
+                    f"upgrade Semel, or use another directory"
+                )
+    except (ValueError, RecursionError):
+        pass
+    content = MARK.decode().strip()
+    return DamagedStoreError(
+        f"{path} is damaged: it has {len(found)} bytes, {found[:40]!r}, and should be one line, "
+        f"{content}. If the records beside it are Semel's, write it again: "
+        f"echo {shlex.quote(content)} > {shlex.quote(path)}. Each record has a checksum of its own"
+    )
 
 
 def _probe(root: str) -> None:

@@ -3,9 +3,10 @@
 SQLite finds a connection's file locks by the process, so a connection that is open across a fork
 breaks the locks of connections the child opens later, and commits are lost: every connection is
 put away before a fork.
-"""
 
-# ruff: noqa: PTH100, PTH120
+Several stores, brokers and other components of one process may use the same file. Each has its own
+connections. They share one lock for writers, which is found by the file's device and inode.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from semel.errors import DamagedStoreError, SettingsError, StoreUnavailableError
+from semel.errors import DamagedStoreError, StoreUnavailableError
+from semel.stores import sqlite_file
+from semel.stores.sqlite_file import DatabaseFile, Identity, unavailable
 
 T = TypeVar("T")
 Values: TypeAlias = tuple[Any, ...]
@@ -48,34 +51,21 @@ FORK_WAIT_S: Final = 2 * BUSY_S
 
 
 def connections_to(path: str) -> Connections:
-    """Connections to the file, which is made if need be, readable by its owner alone."""
+    """Return connections to the file; create it, accessible to its owner only, if it is absent."""
     if path == MEMORY:
         return OneConnection()
-    path = os.path.abspath(path)
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        _sync_directory(os.path.dirname(path))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise SettingsError(
-            f"SQLite cannot use {path}: {error.strerror}. Give it a file in a directory that exists"
-        ) from error
-    except OSError as error:
-        raise unavailable(path, str(error.strerror)) from error
+    sqlite_file.create(os.path.realpath(path))
     return Connections(path)
 
 
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 class _Cursor(sqlite3.Cursor):
-    """The cursor by which a connection is kept. `era`: how often the store was closed before."""
+    """The cursor by which a connection is kept. `era`: how often the store was closed before.
+
+    `wal` identifies the write-ahead log that the connection has open, once that is known.
+    """
 
     era = 0
+    wal: Identity | None = None
 
 
 class Connections:
@@ -88,7 +78,8 @@ class Connections:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self._file = DatabaseFile(path)
+        self.path = self._file.real_path
         self._idle: list[_Cursor] = []
         self._open: weakref.WeakSet[_Cursor] = weakref.WeakSet()
         self._era = 0
@@ -98,7 +89,7 @@ class Connections:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._writing = threading.Lock()
+        self.writing = _writer_lock(sqlite_file.identity_of(self.path))
         self._opening = threading.Lock()
 
     # --- use
@@ -118,9 +109,20 @@ class Connections:
             self._give(cursor)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return self._use(work)
+
+    def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work`, then check that the file at the path still is the one it ran on.
+
+        The check comes last: a claim in a file that was deleted meanwhile must not be answered.
+        """
         cursor = self._take()
         try:
-            return work(cursor.connection)
+            result = work(cursor.connection)
+            if cursor.wal is None:
+                self._learn_log(cursor)
+            self._file.check(cursor.wal)
+            return result
         except ERRORS as error:
             raise self._reported(error) from error
         finally:
@@ -140,16 +142,17 @@ class Connections:
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; what it returns is returned when that is on disk."""
         taken: list[bool] = []
+        writing = self.writing
         try:
             # Taking the lock and noting it is one step, in C: a signal handler that raises in
             # between would leave it taken for ever.
-            taken.extend(map(self._writing.acquire, (True,), (BUSY_S,)))
+            taken.extend(map(writing.acquire, (True,), (BUSY_S,)))
             if True not in taken:
                 raise unavailable(self.path, "other threads have been writing for too long")
-            return self.read(lambda connection: transact(connection, work))
+            return self._use(lambda connection: transact(connection, work))
         finally:
             if True in taken:
-                self._writing.release()
+                writing.release()
 
     def _reported(self, error: Exception) -> StoreUnavailableError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -184,11 +187,29 @@ class Connections:
                     "this process was forked while the file was in use, which breaks SQLite's "
                     "locks; open the store after the fork",
                 )
+            sqlite_file.refuse_unsafe(self.path)
             # mode=rw: a file that was deleted meanwhile is an error, not an empty ledger.
             cursor = self._connect(f"file:{quote(self.path)}?mode=rw").cursor(_Cursor)
             cursor.era = self._era
             self._open.add(cursor)
+        try:
+            self._learn_log(cursor)
+        except BaseException as error:
+            self._give(cursor)
+            if isinstance(error, ERRORS):
+                raise self._reported(error) from error
+            raise
         return cursor
+
+    def _learn_log(self, cursor: _Cursor) -> None:
+        """Identify the write-ahead log that the connection has open, if the file has one.
+
+        This happens before the first use, so that a later deletion of the log is noticed. The read
+        opens the log and takes the lock that keeps SQLite from deleting it.
+        """
+        cursor.execute("PRAGMA schema_version").fetchone()
+        if cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+            cursor.wal = self._file.log()
 
     def _connect(self, target: str) -> sqlite3.Connection:
         try:
@@ -229,8 +250,7 @@ class Connections:
     # --- fork
 
     def before_fork(self) -> None:
-        """Have no connection open and no lock taken when the process is copied."""
-        self._writing.acquire()
+        """Close every connection. `_Fork` holds the writer lock, so that no write is under way."""
         self._opening.acquire()
         deadline = time.monotonic() + FORK_WAIT_S
         self._drain()
@@ -240,7 +260,6 @@ class Connections:
 
     def after_fork_in_parent(self) -> None:
         self._opening.release()
-        self._writing.release()
 
     def after_fork_in_child(self) -> None:
         self._reset()
@@ -256,13 +275,14 @@ class OneConnection(Connections):
     def __init__(self) -> None:
         self._turn = threading.Lock()
         super().__init__(MEMORY)
+        self.path = MEMORY
         self._only: sqlite3.Connection | None = self._connect(MEMORY)
 
     def select(self, sql: str, values: Values) -> Values | None:
         found: Values | None = self.read(lambda c: c.execute(sql, values).fetchone())
         return found
 
-    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._turn:
             if self._only is None:
                 raise unavailable(self.path, "the store is closed and its records are gone")
@@ -282,16 +302,14 @@ class OneConnection(Connections):
             self.close()
 
     def before_fork(self) -> None:
-        self._writing.acquire()
         self._turn.acquire()
 
     def after_fork_in_parent(self) -> None:
         self._turn.release()
-        self._writing.release()
 
     def after_fork_in_child(self) -> None:
-        """The child goes on with a copy of its own; there are no file locks to break."""
-        self._writing = threading.Lock()
+        """The child has a copy of its own; there are no file locks to break."""
+        self.writing = threading.Lock()
         self._turn = threading.Lock()
 
 
@@ -311,28 +329,45 @@ def transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection]
 _inherited: list[_Cursor] = []
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
+_writer_locks: weakref.WeakValueDictionary[Identity, threading.Lock] = weakref.WeakValueDictionary()
+"""One lock per open file, by device and inode: a path can be spelled in many ways."""
+
+
+def _writer_lock(identity: Identity | None) -> threading.Lock:
+    lock = threading.Lock()
+    return lock if identity is None else _writer_locks.setdefault(identity, lock)
+
 
 class _Fork:
-    """Puts the connections away before a fork, and lets both sides open theirs afterwards."""
+    """Closes the connections before a fork, and lets both sides open theirs afterwards."""
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._stopped: list[Connections] = []
+        self._locks: list[threading.Lock] = []
 
     def before(self) -> None:
         self._one_at_a_time.acquire()
-        for each in list(_all):
+        every = list(_all)
+        for lock in {id(each.writing): each.writing for each in every}.values():
+            lock.acquire()
+            self._locks.append(lock)
+        for each in every:
             each.before_fork()
             self._stopped.append(each)
 
     def after_in_parent(self) -> None:
         while self._stopped:
             self._stopped.pop().after_fork_in_parent()
+        while self._locks:
+            self._locks.pop().release()
         self._one_at_a_time.release()
 
     def after_in_child(self) -> None:
         self._stopped.clear()
+        self._locks.clear()
         self._one_at_a_time = threading.Lock()
+        _writer_locks.clear()
         for each in list(_all):
             each.after_fork_in_child()
 
@@ -344,11 +379,4 @@ if hasattr(os, "register_at_fork"):
         before=_fork.before,
         after_in_parent=_fork.after_in_parent,
         after_in_child=_fork.after_in_child,
-    )
-
-
-def unavailable(path: str, what: str) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        f"SQLite file {path}: {what}. Check free space, permissions of the file and its "
-        f"directory, and who else has it open (`fuser {path}`)"
     )

@@ -84,8 +84,12 @@ class Rows:
         return Done(Outcome(kind, data, status), fence)
 
     def refuse(self, op: Claiming) -> Answer | None:
-        """The answer, if nothing has to change for it: a poll takes no write lock."""
-        found = self._connections.select(SELECT, (op.key.id,))
+        """The answer, if nothing has to change for it: a poll takes no write lock.
+
+        Also checks the file. Processes that open the new file cannot end a claim in a deleted one,
+        so a poll of such a claim would wait in vain.
+        """
+        found = self._connections.read(lambda c: c.execute(SELECT, (op.key.id,)).fetchone())
         if found is None:
             return None
         answer, changed = rules.claim(row_of(found), op, self._clock.now_us())

@@ -1,0 +1,188 @@
+"""The SQLite database file: create it, and check that it still is the file that was opened.
+
+When a process closes *any* descriptor of a file, the operating system drops *every* lock of that
+process on the file (https://www.sqlite.org/howtocorrupt.html, section 2.2). SQLite keeps its own
+descriptors open for that reason; a descriptor of ours would take its locks away. The next process
+that closes the database would then find no other user and delete the write-ahead log. Later commits
+of this process would go to a deleted file. So an existing database file, its `-wal` and its
+`-shm` are never opened here. `os.stat` needs no descriptor.
+"""
+
+# ruff: noqa: PTH100, PTH116, PTH120
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from typing import Final, TypeAlias
+
+from semel.errors import DamagedStoreError, SettingsError, StoreUnavailableError
+
+__all__ = ["DatabaseFile", "Identity", "create", "identity_of", "refuse_unsafe", "unavailable"]
+
+Identity: TypeAlias = tuple[int, int]
+"""Device and inode."""
+
+# Why a write-ahead log can be missing although no person has deleted it.
+LOG_DELETED: Final = (
+    "SQLite deletes the log when it finds no lock of another process. A process loses its locks "
+    "when it opens and closes the file by itself, or forks with an open connection. "
+)
+
+# Held while this process has a descriptor of a new file: no thread connects to it meanwhile.
+_creating: Final = threading.Lock()
+
+
+def create(path: str) -> None:
+    """Create the file if it is absent, accessible to its owner only.
+
+    `path` is absolute and has no symbolic links. SQLite itself would create it with the permissions
+    that the umask leaves, often readable by all.
+    """
+    refuse_unsafe(path)
+    try:
+        with _creating:
+            _create_if_absent(path)
+        _sync_directory(os.path.dirname(path))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise _not_a_file(path, str(error.strerror)) from error
+    except OSError as error:
+        raise unavailable(path, str(error.strerror)) from error
+
+
+def refuse_unsafe(path: str) -> None:
+    """Raise an error if SQLite must not open the file at `path`, or a new one there.
+
+    Called before each connection, because opening and closing an empty file is enough for SQLite to
+    delete the log beside it.
+    """
+    wal = _status(f"{path}-wal")  # first, see `_refuse_without_content`
+    status = _status(path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise _not_a_file(path, "it is a directory")
+    if status is not None:
+        _refuse_hard_links(path, status)
+    if wal is not None and wal.st_size > 0:
+        _refuse_without_content(path, status)
+
+
+def _create_if_absent(path: str) -> None:
+    """Create the file. With O_EXCL, one that exists is an error and is not opened."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _refuse_hard_links(path: str, status: os.stat_result) -> None:
+    if status.st_nlink > 1:
+        raise SettingsError(
+            f"{path} has {status.st_nlink} hard links. SQLite names its write-ahead log after the "
+            "path, so processes that use different names lose each other's commits. Remove the "
+            "other names; a symbolic link is safe"
+        )
+
+
+def _refuse_without_content(path: str, status: os.stat_result | None) -> None:
+    """Raise `DamagedStoreError` if the file beside a log with content is missing or empty.
+
+    SQLite writes the first page of a file before the first entry of its log. So the file has lost
+    its content, if the log was looked at first. SQLite would delete that log.
+    """
+    if status is None or status.st_size == 0:
+        raise DamagedStoreError(
+            f"{path} is {'missing' if status is None else 'empty'}, but {path}-wal is not: the "
+            "file was truncated, deleted, renamed or replaced while it was in use. Nothing was "
+            "run. Stop every process that uses it, and put the file back or restore a backup; to "
+            "begin with an empty store, delete both files"
+        )
+
+
+class DatabaseFile:
+    """Compares the file at `path` with the one that this process has open.
+
+    A process that has a deleted file open reads and commits as before. It shares nothing with
+    processes that open the new file of that name. `path` may lead there through symbolic links,
+    which are followed again with each check; SQLite keeps the log beside the file itself.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.real_path = os.path.realpath(path)
+        self.wal_path = f"{self.real_path}-wal"
+        # Learned by the first check: an overlay file system copies a file when it is first opened
+        # for writing. The copy may have another inode.
+        self._identity: Identity | None = None
+
+    def check(self, wal: Identity | None) -> None:
+        """Raise `DamagedStoreError` if the file or its write-ahead log was deleted or replaced.
+
+        `wal` identifies the log that the connection has open, None while that is unknown. The log
+        of an open connection is replaced neither by a checkpoint nor by other processes.
+        """
+        status = _status(self.path)
+        identity = None if status is None else (status.st_dev, status.st_ino)
+        if self._identity is None:
+            self._identity = identity
+        elif identity != self._identity:
+            raise self._damaged(f"{self.path} was deleted, renamed or replaced")
+        if wal is None:
+            return
+        if self.log() != wal:
+            raise self._log_deleted()
+        if status is not None and status.st_size == 0:
+            raise self._damaged(f"{self.path} was truncated")
+
+    def log(self) -> Identity:
+        """Identify the write-ahead log, which a connection of the caller has open."""
+        found = identity_of(self.wal_path)
+        if found is None:
+            raise self._log_deleted()
+        return found
+
+    def _log_deleted(self) -> DamagedStoreError:
+        return self._damaged(f"{self.wal_path} was deleted or replaced", LOG_DELETED)
+
+    def _damaged(self, what: str, cause: str = "") -> DamagedStoreError:
+        return DamagedStoreError(
+            f"{what} while this process had it open, so what other processes record is not seen "
+            f"here. Nothing more is run. {cause}Stop every process that uses the file and restore "
+            "it: put moved files back, or delete the file with its -wal and -shm and copy a backup "
+            f"there. To copy an open database, run `sqlite3 {self.path} '.backup copy.db'`"
+        )
+
+
+def identity_of(path: str) -> Identity | None:
+    """Device and inode of the file at `path`, None without one."""
+    status = _status(path)
+    return None if status is None else (status.st_dev, status.st_ino)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unavailable(path, str(error.strerror)) from error
+
+
+def _not_a_file(path: str, why: str) -> SettingsError:
+    return SettingsError(
+        f"SQLite cannot use {path}: {why}. Give it a file in a directory that exists"
+    )
+
+
+def unavailable(path: str, what: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"SQLite file {path}: {what}. Check free space, permissions of the file and its "
+        f"directory, and who else has it open (`fuser {path}`)"
+    )
