@@ -27,7 +27,7 @@ BIN     := $(VENV)/bin
 PIP     := -m pip --disable-pip-version-check --no-input -q
 
 # A server that cannot be had is an error here, not a skipped test.
-REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq,chromium,node,promtool
+REQUIRED := redis,valkey,postgres,mariadb,nats,rabbitmq,pgbouncer,nginx,haproxy,chromium,node,promtool
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -9,6 +9,7 @@ import pytest
 from semel.inbox import MemoryInbox
 from semel.testing.clock import FakeClock
 from semel.testing.inboxes import InboxContract
+from support.fixtures_servers import LATIN1, SQL_ASCII
 from support.inbox_bench import INSERT, close, database, file_database
 
 pytestmark = pytest.mark.contract
@@ -29,6 +30,10 @@ class TestMemoryInbox(InboxContract):
     async def age(self, inbox, seconds):
         self.clock.advance(seconds)
 
+    def another(self, inbox):
+        """Return the same one, because two in memory share no records."""
+        return inbox
+
 
 class TestMemoryInboxWithSyncHandlers(TestMemoryInbox):
     colour = "sync"
@@ -40,6 +45,24 @@ class TestMemoryInboxWithSyncHandlers(TestMemoryInbox):
 @pytest.fixture(scope="module")
 def postgres_bench(postgres_server):
     with database(postgres_server) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def pgbouncer_bench(pgbouncer_server):
+    with database(pgbouncer_server) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def latin1_bench(postgres_server):
+    with database(postgres_server, LATIN1) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def sql_ascii_bench(postgres_server):
+    with database(postgres_server, SQL_ASCII) as bench:
         yield bench
 
 
@@ -86,6 +109,24 @@ class OnPostgres(SQLContract):
         return postgres_bench
 
 
+class TestPostgresLatin1(SQLContract):
+    """In a database whose encoding lacks characters, by URL, with async handlers."""
+
+    @pytest.fixture
+    def bench(self, latin1_bench):
+        return latin1_bench
+
+
+class TestPostgresLatin1Engine(TestPostgresLatin1):
+    kind = colour = "sync"
+
+
+class TestPostgresSQLASCII(SQLContract):
+    @pytest.fixture
+    def bench(self, sql_ascii_bench):
+        return sql_ascii_bench
+
+
 class OnMariaDB(SQLContract):
     @pytest.fixture
     def bench(self, mariadb_bench):
@@ -106,6 +147,24 @@ class TestPostgres(OnPostgres):
 
 class TestPostgresEngine(OnPostgres):
     kind = colour = "sync"
+
+
+class OnPgBouncer(SQLContract):
+    """PostgreSQL behind a pooler in transaction mode."""
+
+    @pytest.fixture
+    def bench(self, pgbouncer_bench):
+        return pgbouncer_bench
+
+
+class TestPgBouncer(OnPgBouncer):
+    """By URL, with async handlers."""
+
+
+class TestPgBouncerWithSyncHandlers(OnPgBouncer):
+    """By URL, with sync handlers."""
+
+    colour = "sync"
 
 
 class TestMariaDB(OnMariaDB):

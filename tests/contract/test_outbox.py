@@ -29,6 +29,7 @@ from semel.stores.sql import SQLStore, init
 from semel.stores.sql.lines import SyncLines, carry, open_engine, parse, with_driver
 from semel.stores.sql.outbox_watermark import KEY, LOCKED, decided
 from semel.values import Kept, Outcome, State, Terms
+from support.servers import driver_settings
 
 pytestmark = pytest.mark.contract
 
@@ -75,8 +76,7 @@ class Desk:
 
     def new_engine(self, **options):
         make = sa.create_engine if self.colour == "sync" else create_async_engine
-        if self.url.drivername == "sqlite":
-            options.setdefault("connect_args", {"timeout": 60})
+        options.setdefault("connect_args", driver_settings(str(self.url)))
         return make(with_driver(self.url, self.colour), **options)
 
     @property
@@ -148,7 +148,7 @@ def databases():
     databases.drop()
 
 
-@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
+@pytest.fixture(params=["postgres", "pgbouncer", "mariadb", "sqlite"])
 def database_url(request, tmp_path, databases):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/orders.db"

@@ -53,6 +53,9 @@ class SQLContract(LedgerContract):
         yield store
         await store.aclose()
 
+    async def another(self, store: Any) -> Any:
+        return SQLStore(store.test_url)
+
     async def age(self, store: Any, seconds: float) -> None:
         await asyncio.to_thread(make_older, store.test_url, seconds)
 
@@ -61,6 +64,28 @@ class TestPostgres(SQLContract):
     @pytest.fixture
     def url(self, postgres_tables_url: str) -> str:
         return postgres_tables_url
+
+
+class TestPgBouncer(SQLContract):
+    """PostgreSQL behind a pooler in transaction mode."""
+
+    @pytest.fixture
+    def url(self, pgbouncer_tables_url: str) -> str:
+        return pgbouncer_tables_url
+
+
+class TestPostgresLatin1(SQLContract):
+    """In a database whose encoding lacks characters."""
+
+    @pytest.fixture
+    def url(self, latin1_tables_url: str) -> str:
+        return latin1_tables_url
+
+
+class TestPostgresSQLASCII(SQLContract):
+    @pytest.fixture
+    def url(self, sql_ascii_tables_url: str) -> str:
+        return sql_ascii_tables_url
 
 
 class TestMariaDB(SQLContract):
@@ -83,11 +108,21 @@ class GivenEngine(SQLContract):
 
     @pytest.fixture
     async def store(self, url: str) -> Any:
-        engine = sa.create_engine(with_driver(parse(url), "sync"), pool_size=40)
-        store = SQLStore(engine)
+        self.engines = [self.engine(url)]
+        store = SQLStore(self.engines[0])
         store.test_url = url
         yield store
-        engine.dispose()
+        for engine in self.engines:
+            engine.dispose()
+
+    def engine(self, url: str) -> sa.Engine:
+        return sa.create_engine(with_driver(parse(url), "sync"), pool_size=40)
+
+    async def another(self, store: Any) -> Any:
+        """The first with an engine of its own, the next with the same engine."""
+        if len(self.engines) == 1:
+            self.engines.append(self.engine(store.test_url))
+        return SQLStore(self.engines[-1])
 
 
 class GivenAsyncEngine(SQLContract):
@@ -95,12 +130,19 @@ class GivenAsyncEngine(SQLContract):
 
     @pytest.fixture
     async def store(self, url: str) -> Any:
-        engine = create_async_engine(with_driver(parse(url), "async"))
-        store = SQLStore(engine)
+        self.engines = [create_async_engine(with_driver(parse(url), "async"))]
+        store = SQLStore(self.engines[0])
         store.test_url = url
         yield store
         await store.aclose()
-        await engine.dispose()
+        for engine in self.engines:
+            await engine.dispose()
+
+    async def another(self, store: Any) -> Any:
+        """The first with an engine of its own, the next with the same engine."""
+        if len(self.engines) == 1:
+            self.engines.append(create_async_engine(with_driver(parse(store.test_url), "async")))
+        return SQLStore(self.engines[-1])
 
 
 class TestPostgresEngine(GivenEngine, TestPostgres):
@@ -108,6 +150,18 @@ class TestPostgresEngine(GivenEngine, TestPostgres):
 
 
 class TestPostgresAsyncEngine(GivenAsyncEngine, TestPostgres):
+    pass
+
+
+class TestPgBouncerEngine(GivenEngine, TestPgBouncer):
+    pass
+
+
+class TestPostgresLatin1Engine(GivenEngine, TestPostgresLatin1):
+    """Its connections are in LATIN1 too, which is what the driver does by itself."""
+
+
+class TestPostgresLatin1AsyncEngine(GivenAsyncEngine, TestPostgresLatin1):
     pass
 
 

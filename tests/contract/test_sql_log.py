@@ -14,6 +14,7 @@ from semel.stores.sql.lines import open_engine, parse
 from semel.stores.sql.log_tables import LOG_TABLES
 from semel.testing.bells import BellContract
 from semel.testing.logs import BreakingLogContract
+from support.fixtures_servers import LATIN1, SQL_ASCII
 from support.process import fast_folder
 
 pytestmark = pytest.mark.contract
@@ -84,6 +85,24 @@ def postgres(postgres_server, tables):
 
 
 @pytest.fixture(scope="module")
+def pgbouncer(pgbouncer_server, tables):
+    with closing(Desk(tables.emptied(pgbouncer_server))) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
+def latin1(postgres_server, tables):
+    with closing(Desk(tables.emptied(postgres_server, LATIN1))) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
+def sql_ascii(postgres_server, tables):
+    with closing(Desk(tables.emptied(postgres_server, SQL_ASCII))) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
 def mariadb(mariadb_server, tables):
     with closing(Desk(tables.emptied(mariadb_server))) as desk:
         yield desk
@@ -141,6 +160,20 @@ class TestPostgresLog(LogOnSQL):
     database = "postgres"
 
 
+class TestPgBouncerLog(LogOnSQL):
+    """PostgreSQL behind a pooler in transaction mode."""
+
+    database = "pgbouncer"
+
+
+class TestLatin1Log(LogOnSQL):
+    database = "latin1"
+
+
+class TestSQLASCIILog(LogOnSQL):
+    database = "sql_ascii"
+
+
 class TestMariaDBLog(LogOnSQL):
     database = "mariadb"
 
@@ -151,6 +184,16 @@ class TestSQLiteLog(LogOnSQL):
 
 class TestPostgresBell(OnSQL, BellContract):
     database = "postgres"
+
+
+class TestSQLASCIIBell(OnSQL, BellContract):
+    database = "sql_ascii"
+
+
+class TestPgBouncerBell(OnSQL, BellContract):
+    """It polls, because LISTEN does not work there."""
+
+    database = "pgbouncer"
 
 
 # The two have the same bell, so each has one colour of who rings it.

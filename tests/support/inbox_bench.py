@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.inbox import SQLInbox
 from semel.stores.sql import init
-from semel.stores.sql.lines import parse, with_driver
+from semel.stores.sql.lines import open_engine, parse, with_driver
+from support.servers import driver_settings
 
 INSERT = sa.text("INSERT INTO effect (said) VALUES (:said)")
 
@@ -38,9 +39,7 @@ class Bench:
 
     def __init__(self, url):
         self.url = url
-        self.engine = sa.create_engine(
-            with_driver(parse(url), "sync"), isolation_level="AUTOCOMMIT"
-        )
+        self.engine = open_engine(parse(url))
         self.name = self.engine.dialect.name.replace("mariadb", "mysql")
         init(url)
         self.do(MADE[self.name])
@@ -68,8 +67,8 @@ class Bench:
         if kind == "url":
             return SQLInbox(self.url, **settings)
         make = sa.create_engine if kind == "sync" else create_async_engine
-        given = {"connect_args": {"timeout": 30}} if self.name == "sqlite" else {}
-        return SQLInbox(make(with_driver(parse(self.url), kind), **given), **settings)
+        given = driver_settings(self.url)
+        return SQLInbox(make(with_driver(parse(self.url), kind), connect_args=given), **settings)
 
 
 async def close(inbox):
@@ -82,10 +81,10 @@ async def close(inbox):
 
 
 @contextlib.contextmanager
-def database(server):
+def database(server, options=""):
     server.ensure_running()
     name = f"inbox_{uuid.uuid4().hex[:12]}"
-    server.create_database(name)
+    server.create_database(name, options)
     bench = Bench(server.url(name))
     yield bench
     bench.engine.dispose()

@@ -23,7 +23,10 @@ PACKAGES = {
     "mariadb": ["mariadb-server-core", "mariadb-client-core"],
     "rabbitmq": ["rabbitmq-server"],
     "postgres": ["postgresql-15"],
+    "pgbouncer": ["pgbouncer"],
     "chromium": ["chromium", "chromium-driver"],
+    "haproxy": ["haproxy"],
+    "nginx": ["nginx"],
 }
 
 ALONE = {"promtool": ["prometheus"]}
@@ -48,7 +51,8 @@ def _wanted(*, everything: bool) -> list[str]:
     """The kinds to fetch: what only a wheel has, or nobody, or an unpacking that was cut short."""
     broken = UNPACKING.exists()
     wanted = []
-    for kind in ("redis", "mariadb", "rabbitmq", "chromium", "promtool"):
+    fetched = ("redis", "mariadb", "rabbitmq", "pgbouncer", "nginx", "haproxy", "chromium")
+    for kind in (*fetched, "promtool"):
         sources = {binary.source for binary in binaries.candidates(kind)}
         if not sources & ({"env", "path"} if broken else {"env", "path", "deb"}):
             wanted.append(kind)

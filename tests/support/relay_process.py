@@ -86,8 +86,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            **popen,
+            **{"env": {**os.environ, "PYTHONUNBUFFERED": "1"}, **popen},
         )
         self.said = ""
         self._reading = threading.Thread(target=self._read)

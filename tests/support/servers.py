@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from support import binaries
 from support.binaries import Binary
@@ -324,8 +325,8 @@ class PostgresServer(ServerProcess):
         with psycopg.connect(self.url(), autocommit=True, connect_timeout=10) as connection:
             connection.execute(statement.encode())
 
-    def create_database(self, name: str) -> None:
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+    def create_database(self, name: str, options: str = "") -> None:
+        self.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy {options}")
 
     def drop_database(self, name: str) -> None:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -368,6 +369,74 @@ def _reachable(binary: Binary, identity: Identity) -> Binary:
     return Binary(binary.kind, path, binary.source)
 
 
+# --- PgBouncer ----------------------------------------------------------------------------------
+
+
+@dataclass
+class PgBouncerServer(ServerProcess):
+    """A connection pooler in front of a PostgreSQL server, which its databases belong to."""
+
+    postgres: PostgresServer = field(kw_only=True)
+
+    def probe(self) -> None:
+        import psycopg
+
+        psycopg.connect(self.url(), connect_timeout=2).close()
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/{database}"
+
+    def ensure_running(self) -> None:
+        self.postgres.ensure_running()
+        super().ensure_running()
+
+    def create_database(self, name: str, options: str = "") -> None:
+        self.postgres.create_database(name, options)
+
+    def drop_database(self, name: str) -> None:
+        self.postgres.drop_database(name)
+
+
+def start_pgbouncer(
+    postgres: PostgresServer, mode: str = "transaction", pool: int = 4
+) -> PgBouncerServer:
+    """Start a pooler that opens at most `pool` server connections per database."""
+    binary = binaries.find("pgbouncer")
+    folder, port = new_folder("pgbouncer"), free_port()
+    user = "user = nobody\n" if os.geteuid() == 0 else ""  # it refuses to run as root
+    settings = folder / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n"
+        f"* = host={HOST} port={postgres.port} user=postgres\n"
+        f"[pgbouncer]\n"
+        f"listen_addr = {HOST}\n"
+        f"listen_port = {port}\n"
+        f"unix_socket_dir =\n"
+        f"auth_type = any\n"
+        f"pool_mode = {mode}\n"
+        f"default_pool_size = {pool}\n"
+        f"max_client_conn = 500\n"
+        f"query_wait_timeout = 60\n"
+        f"log_connections = 0\n"
+        f"log_disconnections = 0\n"
+        f"{user}"
+    )
+    _pooled_ports.add(port)
+    return PgBouncerServer(binary, [str(settings)], port, folder, postgres=postgres).start()
+
+
+_pooled_ports: set[int] = set()
+
+
+def driver_settings(url: str) -> dict[str, Any]:
+    """What an application gives to the driver of its engine, as our pages tell it to."""
+    if url.startswith("sqlite"):
+        return {"timeout": 60}
+    if urlsplit(url).port in _pooled_ports:
+        return {"prepare_threshold": None}
+    return {}
+
+
 # --- MariaDB ------------------------------------------------------------------------------------
 
 
@@ -392,8 +461,8 @@ class MariaDBServer(ServerProcess):
         ):
             cursor.execute(statement)
 
-    def create_database(self, name: str) -> None:
-        self.execute(f"CREATE DATABASE {name}")
+    def create_database(self, name: str, options: str = "") -> None:
+        self.execute(f"CREATE DATABASE {name} {options}")
 
     def drop_database(self, name: str) -> None:
         self._end_connections(name)

@@ -20,7 +20,7 @@ from semel.stores.sql import NoTableError, SQLStore, init, inspection, lines
 from semel.stores.sql.dialects import dialect_named
 from semel.stores.sql.inspection import EXPIRED
 from semel.stores.sql.limits import AROUND_BYTES, BATCH_BYTES, chunks
-from semel.stores.sql.lines import open_engine, parse, place, with_driver
+from semel.stores.sql.lines import AsyncLines, open_engine, parse, place, with_driver
 from semel.values import Busy, Claim, Done, Kept, Outcome, State, Terms, Won
 from support.counting import Counting
 
@@ -91,6 +91,42 @@ def test_what_to_install_is_said_at_once(monkeypatch, url, extra, home):
     monkeypatch.setattr(home, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=rf"pip install 'semel\[{extra}\]'"):
         stores.connect(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (
+            "postgresql://a@b/c?poolers=session",
+            "option 'poolers' .*unknown to psycopg; write 'pooler'",
+        ),
+        ("postgresql://a@b/c?sslmode=require&foo=1", "the option 'foo' "),
+        ("mysql://a@b/c?charsets=utf8mb4", "unknown to pymysql, asyncmy; write 'charset'"),
+        ("mariadb://a@b/c?sslmode=require", "the option 'sslmode' "),
+    ],
+)
+def test_unknown_option_in_the_url_is_refused_where_the_store_is_made(url, words):
+    with pytest.raises(SettingsError, match=words):
+        SQLStore(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://a@b/c?sslmode=require&host=h1:5432&host=h2&application_name=x",
+        "mysql://a@b/c?ssl_ca=ca.pem&ssl_check_hostname=true&connect_timeout=3",
+    ],
+)
+def test_known_options_in_the_url_reach_the_driver(url):
+    for colour in ("sync", "async"):
+        assert set(with_driver(parse(url), colour).query) == set(parse(url).query)
+
+
+def test_option_of_the_sync_driver_only_is_refused_for_async_code():
+    url = parse("mysql://a@b/c?bind_address=127.0.0.1")
+    with_driver(url, "sync")
+    with pytest.raises(SettingsError, match=r"'bind_address' .* unknown to asyncmy"):
+        with_driver(url, "async")
 
 
 @pytest.mark.parametrize(
@@ -459,3 +495,19 @@ def test_a_sweep_looks_up_what_has_expired_and_reads_nothing_else(postgres_url, 
         engine.dispose()
         wanted = "Index Cond: (expires_at <=" if url == postgres_url else "'range'"
         assert any(wanted in line for line in plan), plan
+
+
+async def test_connection_that_cannot_be_made_ready_is_closed(tmp_path, monkeypatch):
+    """It would be left to the garbage collector, which cannot close it on a loop that has ended."""
+
+    async def fail(_, connection):
+        opened.append(connection)
+        raise asyncio.CancelledError
+
+    opened = []
+    monkeypatch.setattr(AsyncLines, "_link", fail)
+    store = SQLStore(f"sqlite:///{tmp_path}/a.db", create=True)
+    with pytest.raises(asyncio.CancelledError):
+        await store.ledger(ASYNC).look(b"")
+    assert [connection.closed for connection in opened] == [True]
+    await store.aclose()

@@ -20,7 +20,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import sqlalchemy as sa
@@ -35,7 +35,7 @@ except ImportError as error:  # pragma: no cover - every test environment has it
         "bring the driver too"
     ) from error
 
-from semel.colour import ASYNC, SYNC, Colour, after_fork, run
+from semel.colour import ASYNC, SYNC, Colour, after_fork, before_fork, run
 from semel.entries import Position
 from semel.errors import SettingsError
 from semel.ports import Bell, Log, StoreLedger
@@ -50,8 +50,11 @@ from semel.stores.sql.ledger import AsyncLedger, SyncLedger
 from semel.stores.sql.lines import AsyncLines, SyncLines
 from semel.stores.sql.log import AsyncLog, SyncLog
 from semel.stores.sql.schema import Report, check, ddl, init, upgrade
+from semel.stores.sqlite_file import DatabaseFile
 
 __all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
+
+L = TypeVar("L", SyncLines, AsyncLines)
 
 
 class SQLStore:
@@ -70,6 +73,7 @@ class SQLStore:
         self._engine: sa.Engine | None = None
         self._async_engine: AsyncEngine | None = None
         self._lines: SyncLines | None = None
+        self._file: DatabaseFile | None = None
         self._sync_log: SyncLog | None = None
         self._async_log: AsyncLog | None = None
         self._tower = Tower()
@@ -140,7 +144,7 @@ class SQLStore:
 
     def bell(self) -> Bell:
         if self._url.get_backend_name() == "postgresql" and can_hear():
-            return NotifyBell(self.heard_at)
+            return NotifyBell(self.heard_at, self._tower, self._heads)
         return PollBell(self._tower, self._heads)
 
     async def _heads(self, streams: Sequence[str]) -> Sequence[Position]:
@@ -167,7 +171,7 @@ class SQLStore:
             raise _wrong_colour("an AsyncEngine", "async", "create_engine(...)")
         if self._engine is None:
             self._engine = lines.open_engine(self._url)
-        self._lines = SyncLines(self._engine, own=not self._given)
+        self._lines = self._on_one_file(SyncLines(self._engine, own=not self._given))
         return SyncLedger(self._lines, create=self._create)
 
     def _open_async(self) -> AsyncLedger:
@@ -178,8 +182,16 @@ class SQLStore:
     def _async_lines(self) -> AsyncLines:
         """For one event loop: SQLAlchemy ties an engine to the loop that first connects it."""
         if self._async_engine is not None:
-            return AsyncLines(self._async_engine, own=False)
-        return AsyncLines(lines.open_async_engine(self._url), own=True)
+            return self._on_one_file(AsyncLines(self._async_engine, own=False))
+        return self._on_one_file(AsyncLines(lines.open_async_engine(self._url), own=True))
+
+    def _on_one_file(self, made: L) -> L:
+        """Give all engines of the store the same `DatabaseFile`.
+
+        So each notices if the file that the others have open was deleted.
+        """
+        self._file = made.file = self._file or made.file
+        return made
 
     def close(self) -> None:
         if self._lines is not None:
@@ -192,6 +204,14 @@ class SQLStore:
 
     def __repr__(self) -> str:
         return f"SQLStore({self.where!r})"
+
+    def _lines_to_close(self) -> list[SyncLines]:
+        """Return what must be closed before a fork: our connections to a SQLite file.
+
+        One that is open across a fork breaks the locks of connections that the child opens later.
+        """
+        is_ours = not self._given and self._url.drivername == "sqlite"
+        return [self._lines] if is_ours and self._lines is not None else []
 
     def _forked(self) -> None:
         """In a child: the parent goes on using these connections, so they are only forgotten."""
@@ -218,9 +238,34 @@ _inherited: list[Any] = []
 """Connections of the parent, never to be closed here: closing would end them over there too."""
 
 
+_closed: list[SyncLines] = []
+"""What was closed before the fork that is under way."""
+
+_forking = threading.Lock()
+"""Held during a fork: two threads that fork would wait for each other's places."""
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for store in list(_stores):
+        for each in store._lines_to_close():  # noqa: SLF001 - one module, one class
+            each.before_fork()
+            _closed.append(each)
+
+
+def _after_fork_in_parent() -> None:
+    while _closed:
+        _closed.pop().after_fork_in_parent()
+    _forking.release()
+
+
 def _after_fork() -> None:
+    global _forking  # noqa: PLW0603 - the parent's is held by a thread that is not here
+    _forking = threading.Lock()
+    _closed.clear()
     for store in list(_stores):
         store._forked()  # noqa: SLF001 - one module, one class
 
 
+before_fork(_before_fork, _after_fork_in_parent)
 after_fork(_after_fork)

@@ -35,21 +35,28 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of column: in SQL as one value and as an array, and how both are made."""
+    """A kind of column: in SQL as one value and as an array, and how both are made.
+
+    `single` and `join` are given the codec of the database, to escape characters that it lacks.
+    """
 
     one: str
     many: str
-    single: Callable[[Any], Any]
-    join: Callable[[Sequence[Any]], Any]
+    single: Callable[[Any, str], Any]
+    join: Callable[[Sequence[Any], str], Any]
     element: str = "u.{name}"
     """How one element of the array is read."""
 
 
-def _same(value: Any) -> Any:
+def _same(value: Any, _: str) -> Any:
     return value
 
 
-def _joined(values: Sequence[Any]) -> str | None:
+def _end_to_end(values: Sequence[bytes], _: str) -> bytes:
+    return b"".join(values)
+
+
+def _joined(values: Sequence[Any], _: str) -> str | None:
     try:
         return SEPARATOR.join(values)
     except TypeError:  # some of them are None
@@ -58,33 +65,37 @@ def _joined(values: Sequence[Any]) -> str | None:
         return SEPARATOR.join([NOTHING if value is None else value for value in values])
 
 
-def _texts(values: Sequence[Any]) -> str | None:
+def _text(value: str | None, codec: str) -> str | None:
+    return None if value is None else stored_text(value, codec)
+
+
+def _texts(values: Sequence[Any], codec: str) -> str | None:
     if None in values:
-        return _joined([None if value is None else stored_text(value) for value in values])
-    return stored_texts(values)
+        return _joined([_text(value, codec) for value in values], codec)
+    return stored_texts(values, codec)
 
 
-def _ints(values: Sequence[int | None]) -> str | None:
+def _ints(values: Sequence[int | None], _: str) -> str | None:
     if None not in values:
         return ",".join(map(str, values))
     return ",".join(["" if value is None else str(value) for value in values])
 
 
-def _truths(values: Sequence[bool]) -> str:
+def _truths(values: Sequence[bool], _: str) -> str:
     return ",".join(["t" if value else "f" for value in values])
 
 
-def _encoded(values: Sequence[bytes | None]) -> str | None:
-    return _joined([v if v is None else base64.b64encode(v).decode() for v in values])
+def _encoded(values: Sequence[bytes | None], codec: str) -> str | None:
+    return _joined([v if v is None else base64.b64encode(v).decode() for v in values], codec)
 
 
 _ARRAY = "string_to_array(?::text, chr(31), chr(30))"
 
 _ELEMENT = "substring(g.id FROM (u.n * 32 - 31)::int FOR 32)"
 
-ID = Kind("?::bytea", "?::bytea", _same, b"".join, _ELEMENT)
+ID = Kind("?::bytea", "?::bytea", _same, _end_to_end, _ELEMENT)
 PLAIN = Kind("?::text", _ARRAY, _same, _joined)
-TEXT = Kind("?::text", _ARRAY, lambda v: None if v is None else stored_text(v), _texts)
+TEXT = Kind("?::text", _ARRAY, _text, _texts)
 INT = Kind("?::int8", "string_to_array(?::text, ',', '')::int8[]", _same, _ints)
 BOOL = Kind("?::bool", "string_to_array(?::text, ',')::bool[]", _same, _truths)
 BYTES = Kind("?::bytea", _ARRAY, _same, _encoded, "decode(u.{name}, 'base64')")
@@ -95,8 +106,8 @@ def cut_at(limit: int) -> Kind:
     return Kind(
         "?::text",
         _ARRAY,
-        lambda text: shortened(text, limit),
-        lambda texts: shortened_texts(texts, limit),
+        lambda text, codec: shortened(text, limit, codec),
+        lambda texts, codec: shortened_texts(texts, limit, codec),
     )
 
 
@@ -137,8 +148,8 @@ def dense(statement: str) -> str:
 class Question:
     """A statement in both shapes, and what it is to be given.
 
-    `columns` takes operations and returns their values, a list per column; `terms` takes an
-    operation's terms and returns the values that follow from them.
+    `values` takes operations and a codec and returns their values, a list per column. `spans` takes
+    an operation's terms and returns the values that follow from them.
     """
 
     def __init__(
@@ -147,7 +158,7 @@ class Question:
         terms: Columns,
         body: str,
         *,
-        values: Callable[[Sequence[Any]], list[list[Any]]],
+        values: Callable[[Sequence[Any], str], list[list[Any]]],
         terms_of: Callable[[Any], Terms],
         spans: Callable[[Terms], tuple[Any, ...]],
     ) -> None:
@@ -162,27 +173,29 @@ class Question:
 
     async def ask(self, link: Link, ops: Sequence[Any]) -> Rows:
         """The lines of the answer, each beginning with the number of its operation, from 1."""
+        codec = link.dialect.codec
         if len(ops) == 1:
-            return await link.ask(self.one, self._single(ops))
-        return await link.ask(self.many, self._together(ops))
+            return await link.ask(self.one, self._single(ops, codec))
+        return await link.ask(self.many, self._together(ops, codec))
 
-    def _single(self, ops: Sequence[Any]) -> list[Any]:
+    def _single(self, ops: Sequence[Any], codec: str) -> list[Any]:
         given = [
-            kind.single(value)
-            for kind, (value,) in zip(self._kinds, self._values(ops), strict=True)
+            kind.single(value, codec)
+            for kind, (value,) in zip(self._kinds, self._values(ops, codec), strict=True)
         ]
         given += self._spans(self._terms_of(ops[0]))
         return given
 
-    def _together(self, ops: Sequence[Any]) -> list[Any]:
+    def _together(self, ops: Sequence[Any], codec: str) -> list[Any]:
         assert len(ops) <= MOST_ROWS, "a batch is never larger"
         given = [
-            kind.join(values) for kind, values in zip(self._kinds, self._values(ops), strict=True)
+            kind.join(values, codec)
+            for kind, values in zip(self._kinds, self._values(ops, codec), strict=True)
         ]
         places, terms = _told_apart(list(map(self._terms_of, ops)))
         given.append(places)
         spans = zip(*map(self._spans, terms), strict=True)
-        given += [kind.join(v) for kind, v in zip(self._term_kinds, spans, strict=True)]
+        given += [kind.join(v, codec) for kind, v in zip(self._term_kinds, spans, strict=True)]
         return given
 
 

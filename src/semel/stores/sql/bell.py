@@ -2,7 +2,7 @@
 
 On PostgreSQL whoever appends says which streams by NOTIFY, behind the COMMIT, and `NotifyBell`
 hears it over a connection of its own. Elsewhere `PollBell` rings for what this process appends, and
-looks from time to time where the streams end that somebody listens to.
+polls the ends of streams with listeners. Behind a transaction pooler `NotifyBell` does the same.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.colour import ASYNC
 from semel.entries import Position
-from semel.stores.bells import Listeners, LocalBell, Tower, Wake
+from semel.stores.bells import LocalBell, Tower, Wake
 from semel.stores.sql.log_words import CHANNEL, SHORT
 from semel.stores.sql.log_writing import short
 from semel.stores.sql.notify import hear
 
 log = logging.getLogger("semel")
+
+Heads: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[Position]]]
 
 # How long until a poll looks again: where something has moved, and at most, when nothing does.
 SOON_S = 0.25
@@ -54,43 +56,13 @@ class _Ear:
             await asyncio.wait([task])
 
 
-class NotifyBell:
-    """Rings for what anybody appends who says so by NOTIFY."""
-
-    def __init__(self, place: URL | AsyncEngine) -> None:
-        self.listeners = Listeners()
-        self._names: dict[str, str] = {}
-        ring_all = self.listeners.ring_all
-        self._ear = _Ear(lambda: hear(place, CHANNEL, begun=ring_all, heard=self._heard))
-
-    async def listen(self, stream: str, wake: Wake) -> None:
-        if self.listeners.add(stream, wake):
-            self._names[short(stream)] = stream
-        self._ear.open()
-
-    async def leave(self, stream: str, wake: Wake) -> None:
-        if self.listeners.remove(stream, wake):
-            self._names.pop(short(stream), None)
-
-    async def aclose(self) -> None:
-        await self._ear.close()
-
-    def _heard(self, word: str) -> None:
-        for start in range(0, len(word), SHORT):
-            stream = self._names.get(word[start : start + SHORT])
-            if stream is not None:
-                self.listeners.ring(stream)
-
-
 class PollBell(LocalBell):
     """Rings for what this process appends at once, and for the others' within a second.
 
     `heads` asks the log where streams end.
     """
 
-    def __init__(
-        self, tower: Tower, heads: Callable[[Sequence[str]], Awaitable[Sequence[Position]]]
-    ) -> None:
+    def __init__(self, tower: Tower, heads: Heads) -> None:
         super().__init__(tower)
         self._heads = heads
         self._known: dict[str, Position] = {}
@@ -105,7 +77,10 @@ class PollBell(LocalBell):
         if stream not in self.listeners:
             self._known.pop(stream, None)
         if not len(self.listeners):
-            await self._ear.close()
+            await self._fall_silent()
+
+    async def _fall_silent(self) -> None:
+        await self._ear.close()
 
     async def aclose(self) -> None:
         await self._ear.close()
@@ -134,3 +109,47 @@ class PollBell(LocalBell):
         for stream in moved:
             self.listeners.ring(stream)
         return bool(moved)
+
+
+class NotifyBell(PollBell):
+    """Rings for appends that NOTIFY announces; polls where LISTEN is impossible."""
+
+    def __init__(self, place: URL | AsyncEngine, tower: Tower, heads: Heads) -> None:
+        super().__init__(tower, heads)
+        self._place = place
+        self._names: dict[str, str] = {}
+        self._is_polling = False
+        self._ear = _Ear(self._follow)
+
+    async def listen(self, stream: str, wake: Wake) -> None:
+        self._names[short(stream)] = stream
+        await super().listen(stream, wake)
+
+    async def leave(self, stream: str, wake: Wake) -> None:
+        await super().leave(stream, wake)
+        if stream not in self.listeners:
+            self._names.pop(short(stream), None)
+
+    def ring(self, stream: str) -> None:
+        """Wake listeners to an append of this process, if NOTIFY does not."""
+        if self._is_polling:
+            super().ring(stream)
+
+    async def _follow(self) -> None:
+        if not self._is_polling:
+            ring_all = self.listeners.ring_all
+            await hear(self._place, CHANNEL, begun=ring_all, heard=self._heard)
+            self._is_polling = True
+            ring_all()
+        await self._poll()
+
+    async def _fall_silent(self) -> None:
+        """Stop polling; but keep a connection that listens, because opening one takes long."""
+        if self._is_polling:
+            await super()._fall_silent()
+
+    def _heard(self, word: str) -> None:
+        for start in range(0, len(word), SHORT):
+            stream = self._names.get(word[start : start + SHORT])
+            if stream is not None:
+                self.listeners.ring(stream)

@@ -16,22 +16,25 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc, orm
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.util import await_only
 
-from semel.colour import ASYNC, SYNC, Colour
+from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.ports import StoreLedger
 from semel.stores import rules
 from semel.stores.rules import Completing
-from semel.stores.sql import fenced, generic, limits
+from semel.stores.sql import encodings, fenced, generic, limits
 from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.faults import elsewhere
 from semel.stores.sql.ledger import SQLLedger
 from semel.stores.sql.links import AsyncBoundLink, BoundLink, Link
+from semel.stores.sql.uncommitted import release_if_commit_fails
 from semel.stores.sql.writing import (
     begin_before_savepoints,
     carriers,
@@ -117,11 +120,32 @@ class BoundLedger:
             link = await self._link()
             op = await fitting(link, op)
             if await recorded(link, op):
+                self._release_if_commit_fails(claim)
                 return Kept()
         except exc.SQLAlchemyError as error:
             raise await self._dead(claim, error) from error
         await self._roll_back()
         return await self._refused(op)
+
+    def _release_if_commit_fails(self, claim: Claim) -> None:
+        given = self._sync_side()
+        for connection in self._carriers() if isinstance(given, orm.Session) else ():
+            release_if_commit_fails(given, connection, partial(self._release_now, claim))
+
+    def _release_now(self, claim: Claim) -> None:
+        """Release the claim inside an event of the session, which is a sync call.
+
+        With an async session, the task that ends the session waits for the release.
+        """
+        release = self._ledger.release(claim, error="its transaction was not committed")
+        try:
+            if isinstance(self._session, _ASYNC):
+                await_only(release)
+            else:
+                run(release)
+        except (SemelError, exc.MissingGreenlet) as error:  # then the lease has to expire
+            release.close()
+            log.warning("semel: %r could not be released: %s", claim.key.text, error)
 
     async def _check(self) -> None:
         """Refuse a session that cannot carry the outcome, before anything runs."""
@@ -170,11 +194,15 @@ class BoundLedger:
 
     def _carriers(self) -> Collection[sa.Connection]:
         """The connection of the session's transaction, if there is one; nothing is connected."""
+        given = self._sync_side()
+        return [given] if isinstance(given, sa.Connection) else list(carriers(given))
+
+    def _sync_side(self) -> Any:
+        """The sync session or connection; None for an async connection that is not open."""
         given: Any = self._session
         if isinstance(given, orm.scoped_session | async_scoped_session):
             given = given()
-        given = getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
-        return [given] if isinstance(given, sa.Connection) else list(carriers(given))
+        return getattr(given, "sync_session", None) or getattr(given, "sync_connection", given)
 
     async def _undo(self) -> None:
         try:
@@ -217,8 +245,16 @@ def _dialect(given: sa.Dialect) -> Dialect:
 def bound_link(connection: sa.Connection | AsyncConnection) -> Link:
     dialect = _dialect(connection.dialect)
     if isinstance(connection, AsyncConnection):
+        assert connection.sync_connection is not None, "its session has connected it"
+        encodings.learn(dialect, connection.sync_connection)
         return AsyncBoundLink(connection, dialect)
+    encodings.learn(dialect, connection)
     return BoundLink(connection, dialect)
+
+
+def codec_of(given: sa.Dialect) -> str:
+    """Return the codec for which texts in the ledger's columns are escaped on this engine."""
+    return _dialect(given).codec
 
 
 async def fitting(link: Link, op: Completing) -> Completing:

@@ -42,6 +42,10 @@ class Dialect:
     def __init__(self, paramstyle: str) -> None:
         self.paramstyle = paramstyle
         self.packet: int | None = None
+        self.codec = "utf-8"
+        """A Python codec; characters that it lacks are escaped in text columns. See `encodings`."""
+        self.is_known = False
+        """Whether `encodings.learn` has set `codec`."""
         # Statements over many rows differ by their number; the sizes in use are few.
         self.say = lru_cache(maxsize=256)(self._say)
 

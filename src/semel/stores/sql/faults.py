@@ -1,9 +1,9 @@
 """What a driver's error means for us.
 
 Passing trouble (a deadlock, a lock not had in time, a serialization failure, a busy file) is tried
-again and never becomes an answer. After a broken connection nobody knows whether the statement
-took effect; every verb can be repeated, so it is, once. The rest leaves as
-`StoreUnavailableError`.
+again and never becomes an answer. A value that the database refuses is not sent again. After a
+broken connection it is unknown whether the statement took effect; every verb can be repeated, so it
+is, once. Any other error is raised as `StoreUnavailableError`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import exc
 
 from semel.errors import SemelError, SettingsError, StoreUnavailableError, said_by
+from semel.stores.sql.pooler import statement_pooling
 
 
 class BrokenError(Exception):
@@ -40,6 +41,7 @@ class Fault(enum.Enum):
     NO_DATABASE = "there is no such database"
     NO_ENTRY = "the server knows this user, or this password, not"
     NO_RIGHT = "the user may not do this to the table"
+    REFUSED = "the database refuses this value"
     OTHER = "the store cannot answer"
 
 
@@ -62,6 +64,9 @@ SQLSTATES = {
     "25006": Fault.GONE,  # read_only_sql_transaction: this was the primary before a failover
 }
 
+# The class of data exceptions, such as 22P05 untranslatable_character.
+REFUSED_CLASS = "22"
+
 # https://mariadb.com/kb/en/mariadb-error-codes/
 MYSQL_CODES = {
     1205: Fault.LOCKED,  # lock wait timeout
@@ -82,6 +87,10 @@ MYSQL_CODES = {
     1142: Fault.NO_RIGHT,  # command denied to user for table
     1143: Fault.NO_RIGHT,  # command denied to user for column
     1227: Fault.NO_RIGHT,  # a privilege of the whole server is needed
+    1264: Fault.REFUSED,  # out of range value for column
+    1300: Fault.REFUSED,  # invalid character string
+    1366: Fault.REFUSED,  # incorrect string value for column
+    1406: Fault.REFUSED,  # data too long for column
     1053: Fault.GONE,  # server shutdown in progress
     1290: Fault.GONE,  # --read-only: this was the primary before a failover
     1836: Fault.GONE,  # running in read-only mode
@@ -94,7 +103,7 @@ MYSQL_CODES = {
 }
 
 # The low byte of https://www.sqlite.org/rescode.html
-SQLITE_CODES = {5: Fault.AGAIN, 6: Fault.AGAIN}  # BUSY, LOCKED
+SQLITE_CODES = {5: Fault.AGAIN, 6: Fault.AGAIN, 18: Fault.REFUSED}  # BUSY, LOCKED, TOOBIG
 SQLITE_TAKEN = (1555, 2067)  # CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE
 
 # Six tries with these pauses give a deadlock storm a good second to pass.
@@ -126,7 +135,8 @@ def fault_of(error: BaseException) -> Fault:
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if sqlstate is None:
         return _refused_fault(said_by(error))
-    return SQLSTATES.get(str(sqlstate), Fault.OTHER)
+    refused = str(sqlstate).startswith(REFUSED_CLASS)
+    return SQLSTATES.get(str(sqlstate), Fault.REFUSED if refused else Fault.OTHER)
 
 
 # psycopg has no SQLSTATE for a connection that was refused, only the server's sentence, or libpq's.
@@ -199,10 +209,16 @@ def unavailable(where: str, error: BaseException) -> SemelError:
     """The error to raise when trying again did not help."""
     if isinstance(error, SemelError):
         return error
+    if (refusal := statement_pooling(error.__cause__ or error)) is not None:
+        return refusal
     fault = fault_of(error)
     if isinstance(error, BrokenError):
         error = error.__cause__ or error
     said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    return _told(where, fault, said)
+
+
+def _told(where: str, fault: Fault, said: str) -> SemelError:
     match fault:
         case Fault.NO_TABLE:
             return no_table(where)
@@ -222,6 +238,11 @@ def unavailable(where: str, error: BaseException) -> SemelError:
             return StoreUnavailableError(
                 f"the user may not use the table idempotency in {where}: {said}; "
                 "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency to that user"
+            )
+        case Fault.REFUSED:
+            return SettingsError(
+                f"{where} refuses a value, and sending it again would not help: {said}; "
+                "`semel db check URL` reports columns that are not as they should be"
             )
         case Fault.LOCKED:
             return StoreUnavailableError(

@@ -97,20 +97,20 @@ def _statement(link: Link, op: Fenced) -> tuple[str, Params]:
 def _complete_params(link: Link, op: Completing) -> Params:
     dialect = link.dialect
     ends = dialect.later_param(_ttl_us(op.claim))
-    response, body = split(op.outcome)
+    response, body = split(op.outcome, dialect.codec)
     said = (op.outcome.kind, op.outcome.status, response, body)
-    return [*said, *dialect.now_param(), ends, *_current_params(op.claim)]
+    return [*said, *dialect.now_param(), ends, *_current_params(link, op.claim)]
 
 
 def _renew_params(link: Link, op: Renewing) -> Params:
     later = link.dialect.later_param
     lease_us, expires_us = _lease(op)
     state = _state(op)
-    return [state, later(lease_us), later(expires_us), *_current_params(op.claim), state]
+    return [state, later(lease_us), later(expires_us), *_current_params(link, op.claim), state]
 
 
-def _current_params(claim: Claim) -> list[Any]:
-    return [claim.key.id, stored_text(claim.attempt), claim.fence]
+def _current_params(link: Link, claim: Claim) -> list[Any]:
+    return [claim.key.id, stored_text(claim.attempt, link.dialect.codec), claim.fence]
 
 
 def _ttl_us(claim: Claim) -> int | None:
@@ -175,9 +175,9 @@ def _line(link: Link, op: Fenced) -> list[Any]:
     """One line of the derived table."""
     later = link.dialect.later_param
     if isinstance(op, Completing):
-        response, body = split(op.outcome)
+        response, body = split(op.outcome, link.dialect.codec)
         said = [op.outcome.kind, op.outcome.status, response, body, later(_ttl_us(op.claim))]
     else:
         lease_us, expires_us = _lease(op)
         said = [_state(op), later(lease_us), later(expires_us)]
-    return [*_current_params(op.claim), *said]
+    return [*_current_params(link, op.claim), *said]

@@ -88,7 +88,7 @@ async def read_one(link: Link, id: bytes) -> tuple[int, Row | None]:
 def unchanged(row: Row, link: Link) -> list[Any]:
     """The values of `UNCHANGED`."""
     stamp = link.dialect.stamp(row.lease_us)
-    return [row.key.id, stored_text(row.attempt), row.fence, row.state, stamp]
+    return [row.key.id, stored_text(row.attempt, link.dialect.codec), row.fence, row.state, stamp]
 
 
 async def insert(link: Link, rows: Sequence[Row]) -> bool:

@@ -31,7 +31,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from semel.colour import ASYNC, SYNC, after_fork, run
+from semel.colour import ASYNC, SYNC, after_fork, before_fork, run
 from semel.errors import SettingsError
 from semel.messages import (
     Audit,
@@ -291,6 +291,11 @@ class SQLInbox:
         if self._brings_store:
             await self.store.aclose()
 
+    def _before_fork(self) -> None:
+        """Close idle connections to SQLite, as `SQLStore` does and for the same reason."""
+        if self._own is not None and self._own.dialect.name == "sqlite":
+            self._own.dispose()
+
     def _forked(self) -> None:
         """In a child: the parent goes on using these connections, so they are only forgotten."""
         self._lock = threading.Lock()
@@ -367,9 +372,15 @@ def _by_colour(
 _inboxes: weakref.WeakSet[SQLInbox] = weakref.WeakSet()
 
 
+def _before_fork() -> None:
+    for inbox in list(_inboxes):
+        inbox._before_fork()  # noqa: SLF001 - one module, one class
+
+
 def _after_fork() -> None:
     for inbox in list(_inboxes):
         inbox._forked()  # noqa: SLF001 - one module, one class
 
 
+before_fork(_before_fork)
 after_fork(_after_fork)

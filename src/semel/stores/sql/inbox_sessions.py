@@ -34,12 +34,13 @@ from semel.errors import SettingsError
 from semel.messages import Message
 from semel.ports import Handle
 from semel.stores.inbox_rules import causes_of
-from semel.stores.sql import lines
+from semel.stores.sql import encodings, lines
 from semel.stores.sql.bound import bound_link
 from semel.stores.sql.committing import Watch
 from semel.stores.sql.endings import is_lost, refuse_driver_autocommit, refuse_lost
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
+from semel.stores.sql.pooler import PSYCOPG, prepare_connections
 
 GONE = Fault.GONE
 
@@ -62,20 +63,32 @@ async def done(answer: Any) -> Any:
 
 
 def open_engine(url: URL) -> sa.Engine:
-    return sa.create_engine(lines.with_driver(url, "sync"), **_settings(url))
+    engine = sa.create_engine(lines.with_driver(url, "sync"), **_settings(url))
+    lines.create_on_connect(engine)
+    if url.drivername == "postgresql":
+        prepare_connections(engine, url, {})
+    return engine
 
 
 def open_async_engine(url: URL) -> AsyncEngine:
-    return create_async_engine(lines.with_driver(url, "async"), **_settings(url))
+    engine = create_async_engine(lines.with_driver(url, "async"), **_settings(url))
+    lines.create_on_connect(engine.sync_engine)
+    if url.drivername == "postgresql":
+        prepare_connections(engine.sync_engine, url, {})
+    return engine
 
 
 def _settings(url: URL) -> dict[str, Any]:
     if url.drivername == "sqlite":
         return {"connect_args": {"timeout": lines.CONNECT_WITHIN_S}}
-    within = {} if "connect_timeout" in url.query else {"connect_timeout": lines.CONNECT_WITHIN_S}
+    within: dict[str, Any] = dict(lines.TALKING[url.drivername])
+    if "connect_timeout" not in url.query:
+        within["connect_timeout"] = lines.CONNECT_WITHIN_S
     extra = MOST_CONNECTIONS - KEPT_CONNECTIONS
     given = {"connect_args": within, "pool_size": KEPT_CONNECTIONS, "max_overflow": extra}
-    if url.drivername != "postgresql":
+    if url.drivername == "postgresql":
+        given["connect_args"] = {**within, **PSYCOPG}
+    else:
         # No gap locks, which are what makes inserts of different keys deadlock.
         given["isolation_level"] = "READ COMMITTED"
     return given
@@ -83,8 +96,7 @@ def _settings(url: URL) -> dict[str, Any]:
 
 def prepare(engine: sa.Engine, idle_s: float | None = IDLE_S) -> None:
     """Have connections of an engine of our own made ready."""
-    mysql = ["SET SESSION sql_mode = 'STRICT_ALL_TABLES'"]
-    mysql += [] if idle_s is None else [_limit(max(1, round(idle_s)))]
+    mysql = [] if idle_s is None else [_limit(max(1, round(idle_s)))]
     name = engine.dialect.name
     statements = {"mysql": mysql, "mariadb": mysql, "sqlite": lines.SQLITE_SESSION}.get(name, ())
 
@@ -184,7 +196,8 @@ class Work:
 
     async def begin(self, idle_s: float | None) -> None:
         try:
-            self._connection = await done(self.session.connection())
+            with encodings.explaining_bytes(self.session.get_bind()):
+                self._connection = await done(self.session.connection())
         except exc.UnboundExecutionError as error:
             raise SettingsError(
                 "the inbox' session has no engine for everything; give SQLInbox(session=) a "

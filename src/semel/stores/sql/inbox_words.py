@@ -27,8 +27,11 @@ from semel.stores.sql.links import Link
 from semel.stores.sql.rows import (
     NOTHING,
     SEPARATOR,
+    original_document,
     original_text,
     shortened,
+    stored_document,
+    stored_json,
     stored_text,
 )
 from semel.values import value
@@ -39,8 +42,10 @@ T = TypeVar("T")
 PIECE = 250
 PIECE_CHARS = 1_000_000
 
-# What a name for people may have in its column.
+# Maximum number of characters of a readable name in its column, and of one with escapes, which
+# PostgreSQL needs where its encoding lacks characters.
 NAME_CHARS = 255
+ESCAPED_CHARS = 3 * NAME_CHARS
 
 
 class ChangedError(Exception):
@@ -79,13 +84,13 @@ DUE = (
 
 
 @lru_cache(maxsize=4096)  # the same few, over and over
-def name(text: str) -> str:
-    return shortened(text, NAME_CHARS)
+def name(text: str, codec: str) -> str:
+    return shortened(text, NAME_CHARS if codec == "utf-8" else ESCAPED_CHARS, codec)
 
 
-def _names(message: Message) -> tuple[str, str, str, str]:
+def _names(message: Message, codec: str) -> Iterator[str]:
     m = message
-    return name(m.tenant), name(m.topic), name(m.aggregate_type), name(m.aggregate_id)
+    return (name(text, codec) for text in (m.tenant, m.topic, m.aggregate_type, m.aggregate_id))
 
 
 def _marks_of(many: int) -> str:
@@ -210,9 +215,11 @@ class Words:
         """Messages without a number that had their effect. Who comes second violates the key."""
         for piece in _pieces(sorted(seen, key=lambda each: each[0])):
             rows = _rows_of("(?, ?, ?, {now})", len(piece))
-            now = link.dialect.now_param()
+            now, codec = link.dialect.now_param(), link.dialect.codec
             values = [
-                v for id, message in piece for v in (id, name(consumer), name(message.id), *now)
+                v
+                for id, message in piece
+                for v in (id, name(consumer, codec), name(message.id, codec), *now)
             ]
             await link.change(
                 f"INSERT INTO inbox_message (id, consumer, event_id, received_at) VALUES {rows}",
@@ -220,7 +227,7 @@ class Words:
             )
 
     async def _park(self, link: Link, consumer: str, parked: Sequence[Parking]) -> None:
-        for piece in _light_pieces(parked):
+        for piece in _light_pieces(parked, link.dialect.codec):
             row = f"({_marks_of(len(PARKED))}, {{later}}, {{now}}, 0)"
             columns = f"{', '.join(PARKED)}, due_at, parked_at, edited"
             values = [v for each in piece for v in _parked_values(link.dialect, consumer, *each)]
@@ -241,8 +248,9 @@ class Words:
 
     async def begin(self, link: Link, id: bytes, consumer: str, message: Message, by: int) -> int:
         """Count that it is begun, once more by so much; the number of beginnings without end."""
-        now = link.dialect.now_param()
-        await link.change(self._begun(), (id, name(consumer), name(message.id), *now, by))
+        now, codec = link.dialect.now_param(), link.dialect.codec
+        told = (id, name(consumer, codec), name(message.id, codec))
+        await link.change(self._begun(), (*told, *now, by))
         rows = await link.fetch("SELECT started FROM inbox_started WHERE id = ?", (id,))
         return int(rows[0][0]) if rows else 1
 
@@ -266,7 +274,7 @@ class Words:
         self, link: Link, consumer: str, slots: tuple[int, int], limit: int
     ) -> list[bytes]:
         """The sequences in these slots whose first message is due, the longest overdue first."""
-        given = (name(consumer), *link.dialect.now_param(), *slots, limit)
+        given = (name(consumer, link.dialect.codec), *link.dialect.now_param(), *slots, limit)
         return [bytes(id) for (id,) in await link.fetch(DUE, given)]
 
     async def due_row(self, link: Link, sequence: bytes) -> Row | None:
@@ -335,7 +343,8 @@ class Words:
         )
         state = "waiting" if failure.why == "retry" else "parked"
         later = link.dialect.later_param(_us(failure.delay_s))
-        told = (state, failure.why, failure.attempts, stored_text(failure.error), later)
+        said = stored_text(failure.error, link.dialect.codec)
+        told = (state, failure.why, failure.attempts, said, later)
         as_read = (row.id, row.parked.edited, row.parked.attempts)
         _once(await link.change(update, (*told, *as_read)))
 
@@ -346,7 +355,8 @@ class Words:
         if await link.fetch("SELECT 1 FROM inbox_baseline WHERE id = ?", (id,)):
             return
         insert = "INSERT INTO inbox_baseline (id, consumer, topic, created_at)"
-        values = (id, name(consumer), name(topic), *link.dialect.now_param())
+        codec = link.dialect.codec
+        values = (id, name(consumer, codec), name(topic, codec), *link.dialect.now_param())
         await link.change(f"{insert} VALUES (?, ?, ?, {{now}})", values)
 
     async def sweep(self, link: Link, before: int, limit: int) -> int:
@@ -376,7 +386,8 @@ class Words:
         after: bytes | None,
     ) -> list[ParkedSequence]:
         """Those whose columns are as wanted."""
-        asked = [(f"p.{column} = ?", name(text)) for column, text in wanted]
+        codec = link.dialect.codec
+        asked = [(f"p.{column} = ?", name(text, codec)) for column, text in wanted]
         asked += [] if state is None else [("p.state = ?", state)]
         behind: list[tuple[str, Any]] = [] if after is None else [("p.sequence > ?", after)]
         where = "".join(f" AND {test}" for test, _ in (*asked, *behind))
@@ -401,7 +412,7 @@ class Words:
 
     async def chosen(self, link: Link, sequence: bytes, event_id: str) -> Row | None:
         select = f"SELECT {STORED} FROM event_parked AS p WHERE p.sequence = ? AND p.event_id = ?"
-        rows = await link.fetch(select, (sequence, name(event_id)))
+        rows = await link.fetch(select, (sequence, name(event_id, link.dialect.codec)))
         return _row(rows[0], link.dialect) if rows else None
 
     async def make(self, link: Link, change: Change, row: Row) -> None:
@@ -422,7 +433,8 @@ class Words:
             "edited = ? WHERE id = ? AND edited = ? AND attempts = ?"
         )
         due = None if keep.due_at is None else link.dialect.stamp(_micros(keep.due_at))
-        told = (to_json(keep.message), keep.state, keep.why, keep.attempts, due, keep.edited)
+        document = stored_document(to_json(keep.message), link.dialect.codec)
+        told = (document, keep.state, keep.why, keep.attempts, due, keep.edited)
         as_read = (row.id, row.parked.edited, row.parked.attempts)
         _once(await link.change(update, (*told, *as_read)))
 
@@ -432,10 +444,13 @@ class Words:
             f"note, payload_before, payload_after) VALUES ({{now}}, {_marks_of(8)})"
         )
         a = audit
-        told = (name(a.who), a.verb, name(a.consumer), a.sequence, name(a.event_id))
-        note = stored_text(a.note)
-        now = link.dialect.now_param()
-        await link.change(insert, (*now, *told, note, a.before, a.after))
+        codec = link.dialect.codec
+        who, consumer, event_id = (name(text, codec) for text in (a.who, a.consumer, a.event_id))
+        told = (who, a.verb, consumer, a.sequence, event_id, stored_text(a.note, codec))
+        payloads = [
+            None if text is None else stored_json(text, codec) for text in (a.before, a.after)
+        ]
+        await link.change(insert, (*link.dialect.now_param(), *told, *payloads))
 
     async def audit(self, link: Link, sequence: bytes | None, limit: int) -> list[Audit]:
         where, values = ("", ()) if sequence is None else ("WHERE sequence = ?", (sequence,))
@@ -456,12 +471,12 @@ def _once(matched: int) -> None:
 Document: TypeAlias = tuple[Parking, str]
 
 
-def _light_pieces(parked: Sequence[Parking]) -> Iterator[Sequence[Document]]:
+def _light_pieces(parked: Sequence[Parking], codec: str) -> Iterator[Sequence[Document]]:
     """Each with its document, in pieces that fit into one statement."""
     piece: list[Document] = []
     size = 0
     for parking in parked:
-        document = to_json(parking.message)
+        document = stored_document(to_json(parking.message), codec)
         size += len(document)
         if piece and (len(piece) == PIECE or size > PIECE_CHARS):
             yield piece
@@ -482,28 +497,31 @@ def _micros(at: Any) -> int:
 def _parked_values(
     dialect: Dialect, consumer: str, parking: Parking, document: str
 ) -> tuple[Any, ...]:
-    p, m = parking, parking.message
+    p, m, codec = parking, parking.message, dialect.codec
     return (
-        name(consumer),
+        name(consumer, codec),
         p.sequence,
         p.slot,
-        *_names(m),
+        *_names(m, codec),
         rules.number_of(m),
-        name(m.id),
-        name(m.type),
+        name(m.id, codec),
+        name(m.type, codec),
         m.position,
         document,
         p.state,
         p.why,
         p.attempts,
-        stored_text(p.error),
+        stored_text(p.error, codec),
         dialect.later_param(_us(p.delay_s)),
         *dialect.now_param(),
     )
 
 
-def _mark_values(consumer: str, sequence: bytes, message: Message, mark: Mark) -> tuple[Any, ...]:
-    return (sequence, name(consumer), *_names(message), mark.seq, mark.head, mark.turn)
+def _mark_values(
+    codec: str, consumer: str, sequence: bytes, message: Message, mark: Mark
+) -> tuple[Any, ...]:
+    names = (name(consumer, codec), *_names(message, codec))
+    return (sequence, *names, mark.seq, mark.head, mark.turn)
 
 
 def _mark(seq: Any, head: Any, turn: Any) -> Mark:
@@ -533,7 +551,7 @@ def _message(stored: Mapping[str, Any], parked_at: datetime) -> tuple[Message, s
     """The message; or, of one that somebody has spoilt by hand, what its columns say."""
     v = stored
     try:
-        return from_json(v["message"]), ""
+        return from_json(original_document(v["message"])), ""
     except NotAnEventError as error:
         problem = f"table event_parked, id {v['id']}: the message cannot be read: {error}"
     told = Message(
@@ -642,12 +660,13 @@ class PostgresWords(Words):
         )
 
     async def begin(self, link: Link, id: bytes, consumer: str, message: Message, by: int) -> int:
-        values = (id, name(consumer), name(message.id), by)
+        codec = link.dialect.codec
+        values = (id, name(consumer, codec), name(message.id, codec), by)
         [(started,)] = await link.fetch(f"{self._begun()} RETURNING started", values)
         return int(started)
 
     async def mark(self, link: Link, consumer: str, marks: Marks) -> None:
-        rows = [_mark_values(consumer, *each) for each in marks]
+        rows = [_mark_values(link.dialect.codec, consumer, *each) for each in marks]
         sent = _columns([(id.hex(), *more) for id, *more in rows])
         if await link.change(self.MARK, sent) != len(marks):
             raise ChangedError
@@ -717,7 +736,11 @@ class SQLiteWords(PlainWords):
         for piece in _pieces(marks):
             rows = _rows_of(f"({_marks_of(len(MARK))}, {{now}})", len(piece))
             now = link.dialect.now_param()
-            values = [v for each in piece for v in (*_mark_values(consumer, *each), *now)]
+            values = [
+                v
+                for each in piece
+                for v in (*_mark_values(link.dialect.codec, consumer, *each), *now)
+            ]
             moved = f"{insert} {rows} ON CONFLICT (id) DO {MOVED}"
             if await link.change(moved, values) != len(piece):
                 raise ChangedError
@@ -735,7 +758,10 @@ class MySQLWords(PlainWords):
         for piece in _pieces([each for each in marks if each[2].turn == 1]):
             rows = _rows_of(f"({_marks_of(len(MARK))}, {{now}})", len(piece))
             insert = f"INSERT INTO inbox_mark ({', '.join(MARK)}, updated_at) VALUES {rows}"
-            await link.change(insert, [v for each in piece for v in _mark_values(consumer, *each)])
+            await link.change(
+                insert,
+                [v for each in piece for v in _mark_values(link.dialect.codec, consumer, *each)],
+            )
 
     async def _update(self, link: Link, marks: Marks) -> None:
         by_id = f"CASE id {' '.join(['WHEN ? THEN ?'] * len(marks))} END"

@@ -44,23 +44,23 @@ class Wanted:
     operation: str | None
     state: State | None
 
-    def conditions(self) -> list[tuple[str, str]]:
+    def conditions(self, codec: str) -> list[tuple[str, str]]:
         """What the database can tell; the rules have the last word."""
         found = []
         if self.tenant is not None:
-            found.append(("tenant_id = ?", shortened(self.tenant, TENANT_CHARS)))
+            found.append(("tenant_id = ?", shortened(self.tenant, TENANT_CHARS, codec)))
         if self.operation is not None:
-            found.append(("operation = ?", stored_text(self.operation)))
+            found.append(("operation = ?", stored_text(self.operation, codec)))
         if self.state in {State.COMPLETED, State.FAILED}:
             found.append(("state = ?", str(self.state)))
         elif self.state is not None:  # a held row whose lease ran out is seen as UNKNOWN
             found.append(("state <> ?", "COMPLETED"))
         return found
 
-    def includes(self, record: Record) -> bool:
+    def includes(self, record: Record, codec: str) -> bool:
         tenant = self.tenant
         if tenant is not None:
-            tenant = original_text(shortened(tenant, TENANT_CHARS))
+            tenant = original_text(shortened(tenant, TENANT_CHARS, codec))
         return rules.wanted(record, tenant, self.operation, self.state)
 
 
@@ -68,7 +68,7 @@ async def records(link: Link, wanted: Wanted, limit: int, after: bytes | None) -
     found: list[Record] = []
     while len(found) < limit:
         page = await _page(link, wanted, after, PAGE)
-        found += [r for r, seen in page if seen and wanted.includes(r)]
+        found += [r for r, seen in page if seen and wanted.includes(r, link.dialect.codec)]
         if len(page) < PAGE:
             break
         after = page[-1][0].key.id
@@ -80,7 +80,7 @@ async def _page(
 ) -> list[tuple[Record, bool]]:
     """The next records by id, each with whether it has not expired."""
     where: list[tuple[str, Any]] = [("id > ?", after)] if after is not None else []
-    where += wanted.conditions()
+    where += wanted.conditions(link.dialect.codec)
     columns = ", ".join(link.dialect.response if c == "response" else c for c in COLUMNS)
     lines = await link.fetch(
         f"SELECT {{now}}, {columns} FROM idempotency "  # noqa: S608

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from semel.colour import ASYNC, SYNC, Colour
-from semel.errors import StoreUnavailableError
+from semel.errors import StoreUnavailableError, said_by
 from semel.stores import rules
 from semel.stores.batch import Batcher
 from semel.stores.rules import Claiming, Completing, Operation
 from semel.stores.sql import fenced, generic, inspection, limits, postgres, schema
-from semel.stores.sql.faults import pause_s
+from semel.stores.sql.faults import Fault, fault_of, pause_s, unavailable
 from semel.stores.sql.generic import AGAIN
 from semel.stores.sql.lines import AsyncLines, Lines, SyncLines, Work
 from semel.stores.sql.links import Link
@@ -39,6 +39,40 @@ LOCKED_S = 0.1
 
 async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     """The answers of this link's database, in order."""
+    try:
+        return await _perform(link, ops)
+    except Exception as error:
+        if fault_of(error) is not Fault.REFUSED:
+            raise
+        if len(ops) > 1:
+            return [await _perform_alone(link, op) for op in ops]
+        return await _perform(link, [_without_result(ops[0], error)])
+
+
+async def _perform_alone(link: Link, op: Operation) -> Any:
+    """Return the answer to one operation of a batch that was refused; a refusal is returned, too.
+
+    The whole batch is repeated this way, which is safe: every operation can be repeated.
+    """
+    try:
+        return (await perform(link, [op]))[0]
+    except Exception as error:
+        if fault_of(error) is not Fault.REFUSED:
+            raise
+        return unavailable("the database", error)
+
+
+def _without_result(op: Operation, error: Exception) -> Operation:
+    """Return the completion without its result, or raise `error` if the operation has none.
+
+    The call has happened and must not run again, although the database refuses its result.
+    """
+    if not isinstance(op, Completing) or op.outcome.kind == "lost":
+        raise error
+    return limits.lost(op, f"the database refuses its result: {said_by(error)}")
+
+
+async def _perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     most = await limits.packet(link)
     if most is not None:
         return await _perform_within(link, ops, most)
@@ -279,7 +313,8 @@ class Home:
         try:
             yield
         finally:
-            await self._close_links()
+            # In its own task: `ASYNC.shield` does nothing where a GeneratorExit is being handled.
+            await asyncio.create_task(self._close_links())
 
     def open(self) -> AsyncLines:
         """One more link for other work on this loop, closed with the others."""

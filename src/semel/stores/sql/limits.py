@@ -75,10 +75,15 @@ def fitting(op: Completing, most: int | None) -> Completing:
     data = op.outcome.data
     if op.outcome.kind == "lost" or not too_large(data, most):
         return op
-    why = (
+    return lost(
+        op,
         f"its result of {len(data):,} bytes does not fit into max_allowed_packet ({most:,} bytes) "
-        "of the database"
+        "of the database",
     )
+
+
+def lost(op: Completing, why: str) -> Completing:
+    """Return the completion with a lost result, and the reason why it is lost."""
     log.warning(
         "semel: the result of %r cannot be stored, so a repeat of this call will raise "
         "ResultLostError: %s",

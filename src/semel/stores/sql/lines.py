@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
+import re
+import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
@@ -23,12 +26,30 @@ from sqlalchemy.pool import NullPool
 
 from semel.colour import ASYNC, SYNC, Colour
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.stores import sqlite_file, with_plain_scheme
+from semel.stores.sql import encodings
 from semel.stores.sql.dialects import Dialect, dialect_named
 from semel.stores.sql.faults import TRIES, BrokenError, Fault, fault_of, pause_s, unavailable
 from semel.stores.sql.links import AsyncLink, AsyncPsycopgLink, Link, PsycopgLink, SyncLink
+from semel.stores.sql.pooler import (
+    OPTION,
+    PSYCOPG,
+    is_pooled,
+    is_pooled_async,
+    prepare_connections,
+    refuse_option,
+    without_option,
+)
+from semel.stores.sql.url_options import refuse_unknown
+from semel.stores.sqlite_file import DatabaseFile
 
 T = TypeVar("T")
 Work = Callable[[Link], Awaitable[T]]
+
+MEMORY = ":memory:"
+
+# Where a connection's `info` keeps the identity of the SQLite write-ahead log that it has open.
+WAL = "semel.wal"
 
 # How long to wait for a connection to be made before the store counts as unavailable.
 CONNECT_WITHIN_S = 10
@@ -57,8 +78,12 @@ DRIVERS = {
 """Per database: the drivers of the sync colour, of the async colour, and the extra with both."""
 
 
+_EMPTY_OPTION = re.compile(rf"[?&]{OPTION}=?(&|$)")
+
+
 def parse(text: str) -> URL:
     """The URL without a driver; which one serves a colour is ours to say."""
+    text = with_plain_scheme(text)
     try:
         url = make_url(text.replace("postgres://", "postgresql://", 1))
     except (exc.ArgumentError, ValueError):
@@ -69,21 +94,32 @@ def parse(text: str) -> URL:
             "with what is no letter or digit in a password as in %40"
         ) from None
     dialect_named(url.get_backend_name())
-    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
+    if _EMPTY_OPTION.search(text):  # which `make_url` leaves out
+        url = url.update_query_dict({OPTION: ""})
+    refuse_option(url)
+    if url.get_backend_name() == "sqlite" and url.database in {None, "", MEMORY}:
         raise SettingsError(
             "an SQLite database in memory belongs to one connection; write sqlite:///path.db, "
             "or use MemoryStore()"
         )
+    if url.get_backend_name() == "sqlite" and url.query:
+        raise SettingsError(
+            f"the URL of a SQLite file has no option {next(iter(url.query))!r}; for settings of "
+            "the driver give SQLStore an engine: SQLStore(create_engine(...))"
+        )
     url = url.set(drivername=url.get_backend_name())
-    _refuse_without_driver(url)
+    refuse_unknown(url, _installed_drivers(url))
     return url
 
 
-def _refuse_without_driver(url: URL) -> None:
-    """Said where the store is made; which colour will ask is not known yet."""
+def _installed_drivers(url: URL) -> list[str]:
+    """The drivers of both colours; which colour will ask is not known yet. Raises without any."""
     sync, asynchronous, extra = DRIVERS[url.drivername]
-    if not any(name == "pysqlite" or find_spec(name) for name in (*sync, *asynchronous)):
+    names = dict.fromkeys((*sync, *asynchronous))
+    found = [name for name in names if name == "pysqlite" or find_spec(name)]
+    if not found:
         raise SettingsError(f"{sync[0]} is not installed: pip install 'semel[{extra}]'")
+    return found
 
 
 def with_driver(url: URL, colour: str) -> URL:
@@ -91,40 +127,58 @@ def with_driver(url: URL, colour: str) -> URL:
     names = sync if colour == "sync" else asynchronous
     for name in names:
         if name == "pysqlite" or find_spec(name) is not None:
-            return url.set(drivername=f"{url.drivername}+{name}")
+            refuse_unknown(url, [name])
+            return without_option(url).set(drivername=f"{url.drivername}+{name}")
     raise SettingsError(f"{names[0]} is not installed: pip install 'semel[{extra}]'")
 
 
 def _connect_args(url: URL, driver: str) -> dict[str, Any]:
     if url.drivername == "sqlite":
         return {"timeout": CONNECT_WITHIN_S}
-    within = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_WITHIN_S}
+    given: dict[str, Any] = dict(TALKING[url.drivername])
+    if "connect_timeout" not in url.query:
+        given["connect_timeout"] = CONNECT_WITHIN_S
     if driver in {"pymysql", "asyncmy"}:
-        return {**within, "read_timeout": ANSWER_WITHIN_S}
-    return within
+        given["read_timeout"] = ANSWER_WITHIN_S
+    if driver == "psycopg":
+        given |= PSYCOPG
+    return given
 
 
-# Strict: a value that does not fit is an error, never cut. READ COMMITTED: no gap locks, which
-# are what makes inserts of different keys deadlock. And nobody waits long for a row that somebody
-# else's transaction has locked; MariaDB ends one that nobody says anything in. To MySQL, which
-# cannot, that is a comment.
+# Settings that the driver makes while it connects, because SQLAlchemy queries the first connection
+# before `SESSIONS` are applied. Without them it could not read texts of a SQL_ASCII database, and
+# would see ANSI_QUOTES. A pooler applies `client_encoding` to this client alone.
+# STRICT_ALL_TABLES: a value that does not fit is an error and is not cut.
+_MYSQL = {"charset": "utf8mb4", "sql_mode": "STRICT_ALL_TABLES"}
+TALKING = {"postgresql": {"client_encoding": "UTF8"}, "mysql": _MYSQL, "mariadb": _MYSQL}
+
+
+# READ COMMITTED has no gap locks, which make inserts of different keys deadlock. A statement waits
+# for a locked row for a second at most. MariaDB ends a transaction that is idle for `IDLE_S`; MySQL
+# has no such setting, and reads it as a comment.
 MYSQL_SESSION = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1",
+    "SET SESSION innodb_lock_wait_timeout = 1",
     f"SET @semel = 1 /*M!, SESSION idle_transaction_timeout = {IDLE_S} */",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 
 # Planning a claim takes four times as long as carrying it out, and the plan never depends on the
 # values. One made while the table was small may scan it, and would stay while the table grows.
-POSTGRES_SESSION = (
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; "
-    "SET client_encoding = 'UTF8'"
+# Behind a transaction pooler these are not set: no plan is kept there, and they would reach other
+# clients.
+POSTGRES_SESSION = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "jit": "off",
+}
+
+SQLITE_SESSION = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
 )
 
-SQLITE_SESSION = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
-
 SESSIONS = {
-    "postgresql": (POSTGRES_SESSION,),
     "mysql": MYSQL_SESSION,
     "mariadb": MYSQL_SESSION,
     "sqlite": SQLITE_SESSION,
@@ -134,7 +188,8 @@ SESSIONS = {
 def open_engine(url: URL) -> sa.Engine:
     full = with_driver(url, "sync")
     engine = sa.create_engine(full, poolclass=NullPool, **_settings(url, full))
-    _on_connect(engine, url.drivername)
+    create_on_connect(engine)
+    _on_connect(engine, url)
     return engine
 
 
@@ -143,7 +198,8 @@ def open_async_engine(url: URL) -> AsyncEngine:
         raise SettingsError("greenlet is not installed: pip install 'semel[sql]'")
     full = with_driver(url, "async")
     engine = create_async_engine(full, poolclass=NullPool, **_settings(url, full))
-    _on_connect(engine.sync_engine, url.drivername)
+    create_on_connect(engine.sync_engine)
+    _on_connect(engine.sync_engine, url)
     return engine
 
 
@@ -156,8 +212,26 @@ def _settings(url: URL, full: URL) -> dict[str, Any]:
     }
 
 
-def _on_connect(engine: sa.Engine, database: str) -> None:
-    statements = SESSIONS[database]
+def create_on_connect(engine: sa.Engine) -> None:
+    """Create the SQLite file, accessible to its owner only, before our engine connects to it."""
+    path = sqlite_path(engine)
+    if path is not None:
+        event.listen(engine, "do_connect", lambda *_: sqlite_file.create(os.path.realpath(path)))
+
+
+def sqlite_path(engine: sa.Engine) -> str | None:
+    """The path of the engine's SQLite file; None for other databases and for one in memory."""
+    path = engine.url.database or MEMORY
+    if engine.dialect.name != "sqlite" or path == MEMORY or path.startswith("file:"):
+        return None
+    return os.path.abspath(path)  # noqa: PTH100 - SQLAlchemy uses it, too
+
+
+def _on_connect(engine: sa.Engine, url: URL) -> None:
+    if url.drivername == "postgresql":
+        prepare_connections(engine, url, POSTGRES_SESSION)
+        return
+    statements = SESSIONS[url.drivername]
 
     @event.listens_for(engine, "connect")
     def prepare(dbapi: Any, _: Any) -> None:
@@ -165,8 +239,6 @@ def _on_connect(engine: sa.Engine, database: str) -> None:
         for statement in statements:
             cursor.execute(statement)
         cursor.close()
-        if database == "postgresql":
-            dbapi.commit()
 
 
 def place(url: URL) -> str:
@@ -233,6 +305,8 @@ class _Engine:
         self.engine = engine
         self._own = own
         self.where = place(engine.url)
+        path = sqlite_path(engine)
+        self.file = None if path is None else DatabaseFile(path)
         self.is_psycopg = engine.dialect.driver in {"psycopg", "psycopg_async"}
         style = "psycopg" if self.is_psycopg else engine.dialect.paramstyle
         self.dialect = dialect_named(engine.dialect.name, style)
@@ -246,13 +320,15 @@ class _Engine:
             *_undressed(dbapi),
         )
 
-    def psycopg_link(self, driver: Any) -> Link:
+    def psycopg_link(self, driver: Any, *, pooled: bool) -> Link:
         is_async = self.engine.dialect.is_async
         if self._own:
             from semel.stores.sql.prepared import AsyncPreparedLink, PreparedLink
 
-            return (AsyncPreparedLink if is_async else PreparedLink)(driver, self.dialect)
-        return (AsyncPsycopgLink if is_async else PsycopgLink)(driver, self.dialect)
+            made = AsyncPreparedLink if is_async else PreparedLink
+            return made(driver, self.dialect, pooled=pooled)
+        given = AsyncPsycopgLink if is_async else PsycopgLink
+        return given(driver, self.dialect, pooled=pooled)
 
     def broke(self, error: Exception, connection: sa.Connection) -> bool:
         if fault_of(error) is Fault.GONE:
@@ -262,6 +338,14 @@ class _Engine:
             return bool(driver is None or driver.closed)
         dbapi: Any = connection.connection
         return self.engine.dialect.is_disconnect(error, dbapi, None)  # type: ignore[arg-type]
+
+    def check_file(self, connection: sa.Connection) -> None:
+        """Raise `DamagedStoreError` if the SQLite file was deleted or replaced while open."""
+        if self.file is not None:
+            wal = connection.info.get(WAL)
+            self.file.check(wal)
+            if wal is None:  # an engine of the application's may use another journal mode
+                connection.info[WAL] = sqlite_file.identity_of(self.file.wal_path)
 
 
 async def in_time(work: Work[T], link: Link, colour: Colour) -> T:
@@ -313,6 +397,21 @@ class _Shelf:
             if kept is not None:
                 kept[0].close()
 
+    def close_all(self, within_s: float) -> int:
+        """Take every place and close every link; return how many places were taken in time.
+
+        A link that is in use is waited for. No link is made until `put` returns the places.
+        """
+        deadline = time.monotonic() + within_s
+        for taken in range(MOST_LINKS):
+            try:
+                kept = self._places.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return taken
+            if kept is not None:
+                kept[0].close()
+        return MOST_LINKS
+
 
 class SyncLines(_Engine):
     """Links from a sync engine's pool, or, when it is our own, links that are kept.
@@ -324,16 +423,18 @@ class SyncLines(_Engine):
     def __init__(self, engine: sa.Engine, *, own: bool) -> None:
         super().__init__(engine, own=own)
         self._shelf = _Shelf()
+        self._taken = 0
 
     async def use(self, work: Work[T]) -> T:
         if not self._own:
-            with self.engine.connect() as connection:
+            with encodings.explaining_bytes(self.engine):
+                given = self.engine.connect()
+            with given as connection:
                 return await self._watched(work, connection, self._link(connection))
         kept = self._shelf.take(self.where)
         try:
             if kept is None:
-                connection = self.engine.connect()
-                kept = connection, self._link(connection)
+                kept = self._open()
             return await self._watched(work, *kept)
         except BaseException:
             if kept is not None and kept[0].invalidated:
@@ -343,9 +444,19 @@ class SyncLines(_Engine):
         finally:
             self._shelf.put(kept)
 
+    def _open(self) -> Kept:
+        connection = self.engine.connect()
+        try:
+            return connection, self._link(connection)
+        except BaseException:  # refused, or interrupted
+            connection.close()
+            raise
+
     async def _watched(self, work: Work[T], connection: sa.Connection, link: Link) -> T:
         try:
-            return await in_time(work, link, SYNC)
+            done = await in_time(work, link, SYNC)
+            self.check_file(connection)
+            return done
         except self.errors as error:
             if not self.broke(error, connection):
                 raise
@@ -359,8 +470,10 @@ class SyncLines(_Engine):
     def _link(self, connection: sa.Connection) -> Link:
         if not self._own:
             connection.execution_options(isolation_level="AUTOCOMMIT")
+        encodings.learn(self.dialect, connection)
         if self.is_psycopg:
-            return self.psycopg_link(connection.connection.driver_connection)
+            driver = connection.connection.driver_connection
+            return self.psycopg_link(driver, pooled=is_pooled(connection))
         return SyncLink(connection, self.dialect)
 
     def _drop(self, connection: sa.Connection) -> None:
@@ -371,6 +484,14 @@ class SyncLines(_Engine):
 
     def close(self) -> None:
         self._shelf.empty()
+
+    def before_fork(self) -> None:
+        """Close every connection, and open none until `after_fork_in_parent` or `forked`."""
+        self._taken = self._shelf.close_all(LINK_WITHIN_S)
+
+    def after_fork_in_parent(self) -> None:
+        for _ in range(self._taken):
+            self._shelf.put(None)
 
     def forked(self) -> Any:
         """Start over without the parent's links, which the caller must not let die."""
@@ -393,34 +514,54 @@ class AsyncLines(_Engine):
 
     async def use(self, work: Work[T]) -> T:
         if not self._own:
-            async with self._engine.connect() as connection:
+            async with contextlib.AsyncExitStack() as stack:
+                with encodings.explaining_bytes(self.engine):
+                    connection = await stack.enter_async_context(self._engine.connect())
                 link = await self._link(connection)
                 return await self._watched(work, connection, link)
         async with self._turn:
             if self._kept is None:
-                connection = await self._engine.connect()
-                self._kept = connection, await self._link(connection)
+                self._kept = await self._open()
             return await self._watched(work, *self._kept)
+
+    async def _open(self) -> tuple[AsyncConnection, Link]:
+        connection = self._engine.connect()
+        try:
+            # The thread of aiosqlite must not outlive the event loop, so a cancelled connect is
+            # waited for. Other drivers end a cancelled connect at once, and their server may hang.
+            started = connection.start()
+            await (started if self.file is None else ASYNC.shield(started))
+            return connection, await self._link(connection)
+        except BaseException:  # refused, or cancelled
+            if connection.sync_connection is not None:
+                await ASYNC.shield(connection.close())
+            raise
 
     async def _watched(self, work: Work[T], connection: AsyncConnection, link: Link) -> T:
         try:
-            return await in_time(work, link, ASYNC)
+            done = await in_time(work, link, ASYNC)
+            self.check_file(_sync(connection))
+            return done
         except self.errors as error:
             if not self.broke(error, _sync(connection)):
                 raise
-            await self._drop(connection)
+            await ASYNC.shield(self._drop(connection))
             raise BrokenError from error
         except BaseException as error:
             if not isinstance(error, Exception):
-                await self._drop(connection)  # interrupted in the middle of an answer
+                # Interrupted in the middle of an answer. A second cancellation must not leave the
+                # connection to the garbage collector, which cannot close it.
+                await ASYNC.shield(self._drop(connection))
             raise
 
     async def _link(self, connection: AsyncConnection) -> Link:
         if not self._own:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
+        encodings.learn(self.dialect, _sync(connection))
         if self.is_psycopg:
             raw = await connection.get_raw_connection()
-            return self.psycopg_link(raw.driver_connection)
+            pooled = await is_pooled_async(connection)
+            return self.psycopg_link(raw.driver_connection, pooled=pooled)
         return AsyncLink(connection, self.dialect)
 
     async def _drop(self, connection: AsyncConnection) -> None:
@@ -431,9 +572,11 @@ class AsyncLines(_Engine):
             await self._engine.dispose()
 
     async def close(self) -> None:
-        if self._kept is not None:
-            connection, self._kept = self._kept[0], None
-            await connection.close()
+        """Wait for the work that is under way, then close the connection."""
+        async with self._turn:
+            if self._kept is not None:
+                connection, self._kept = self._kept[0], None
+                await ASYNC.shield(connection.close())
 
     def abandon(self) -> None:
         """Let go of a connection whose event loop was closed over it."""

@@ -8,6 +8,7 @@ keep its pools, its dialects and its knowledge of drivers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -70,6 +71,15 @@ class Array(list[Any]):
     def __init__(self, values: Iterable[Any], oid: int) -> None:
         super().__init__(values)
         self.oid = oid
+
+
+async def roll_back(link: Link) -> None:
+    """Roll back after an error, and raise no second one: the first says more.
+
+    There may be no transaction, or no connection.
+    """
+    with contextlib.suppress(Exception):
+        await link.fetch("ROLLBACK")
 
 
 # --- any driver ---------------------------------------------------------------------------------
@@ -190,8 +200,10 @@ def _pipelines() -> bool:
 
 
 class _Psycopg(_OneByOne):
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
+    def __init__(self, driver: Any, dialect: Dialect, *, pooled: bool = False) -> None:
         self._driver = driver
+        # Behind a transaction pooler, psycopg's statement names can mean other clients' statements.
+        self._options: dict[str, Any] = {"prepare": False} if pooled else {}
         self.dialect = dialect
         self.pipelines = _pipelines()
 
@@ -206,18 +218,20 @@ class PsycopgLink(_Psycopg):
     """psycopg's own sync connection; values and rows travel in binary."""
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
-        cursor = self._driver.execute(self.dialect.say(statement), params, binary=True)
+        said, options = self.dialect.say(statement), self._options
+        cursor = self._driver.execute(said, params, binary=True, **options)
         return [] if cursor.description is None else list(cursor.fetchall())
 
     async def change(self, statement: str, params: Params = ()) -> int:
-        return int(self._driver.execute(self.dialect.say(statement), params).rowcount)
+        said = self.dialect.say(statement)
+        return int(self._driver.execute(said, params, **self._options).rowcount)
 
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
         if not self.pipelines:
             return await super().together(asked, hint)
-        execute, say = self._driver.execute, self.dialect.say
+        execute, say, options = self._driver.execute, self.dialect.say, self._options
         with self._driver.pipeline():
-            cursors = [execute(say(statement), params, binary=True) for statement, params in asked]
+            cursors = [execute(say(said), params, binary=True, **options) for said, params in asked]
         if hint is not None:
             await self.hinted(hint)
         return [[] if c.description is None else list(c.fetchall()) for c in cursors]
@@ -227,19 +241,23 @@ class AsyncPsycopgLink(_Psycopg):
     """psycopg's own async connection."""
 
     async def fetch(self, statement: str, params: Params = ()) -> Rows:
-        cursor = await self._driver.execute(self.dialect.say(statement), params, binary=True)
+        said, options = self.dialect.say(statement), self._options
+        cursor = await self._driver.execute(said, params, binary=True, **options)
         return [] if cursor.description is None else list(await cursor.fetchall())
 
     async def change(self, statement: str, params: Params = ()) -> int:
-        cursor = await self._driver.execute(self.dialect.say(statement), params)
+        said = self.dialect.say(statement)
+        cursor = await self._driver.execute(said, params, **self._options)
         return int(cursor.rowcount)
 
     async def together(self, asked: Sequence[Said], hint: Said | None = None) -> list[Rows]:
         if not self.pipelines:
             return await super().together(asked, hint)
-        execute, say = self._driver.execute, self.dialect.say
+        execute, say, options = self._driver.execute, self.dialect.say, self._options
         async with self._driver.pipeline():
-            cursors = [await execute(say(said), params, binary=True) for said, params in asked]
+            cursors = [
+                await execute(say(said), params, binary=True, **options) for said, params in asked
+            ]
         if hint is not None:
             await self.hinted(hint)
         return [[] if c.description is None else list(await c.fetchall()) for c in cursors]

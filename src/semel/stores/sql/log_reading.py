@@ -17,8 +17,9 @@ from semel.stores import log_rules as rules
 from semel.stores.log_rules import Row
 from semel.stores.sql import log_words as words
 from semel.stores.sql.dialects import Dialect
-from semel.stores.sql.links import Link, Rows, Said
+from semel.stores.sql.links import Link, Rows, Said, roll_back
 from semel.stores.sql.log_writing import stream_id
+from semel.stores.sql.rows import original_name
 
 # Entries that are deleted in one transaction: their stream's writers wait for it.
 TRIM_CHUNK = 1000
@@ -74,6 +75,7 @@ def _opened(dialect: Dialect, lines: Rows) -> tuple[int, Row | None]:
 
 def _entry(dialect: Dialect, values: Sequence[Any]) -> Entry:
     position, tag, id, data, at = values
+    id = original_name(id, dialect.codec)
     return Entry(Position(int(position), tag), id, bytes(data), dialect.micros(at))
 
 
@@ -100,7 +102,10 @@ def snapshot_of(dialect: Dialect, stream: str, lines: Rows) -> Snapshot:
         return Snapshot(row.head, life)
     state = lines[0][8]
     found = [line[9:] for line in lines if line[9] is not None]
-    fields = {name: FieldValue(int(rank), bytes(data)) for name, rank, data in found}
+    fields = {
+        original_name(name, dialect.codec): FieldValue(int(rank), bytes(data))
+        for name, rank, data in found
+    }
     return Snapshot(row.head, life, None if state is None else bytes(state), fields)
 
 
@@ -135,7 +140,7 @@ async def trim(link: Link, stream: str, upto: int | Position) -> tuple[int, bool
         said, count, more = await _trimming(link, stream, upto)
         await link.together([*said, ("COMMIT", ())])
     except Exception:
-        await words.roll_back(link)
+        await roll_back(link)
         raise
     return count, more
 

@@ -17,7 +17,7 @@ import logging
 from typing import TypeAlias
 
 from semel.stores.sql import log_words as words
-from semel.stores.sql.links import Link, Rows, Said
+from semel.stores.sql.links import Link, Rows, Said, roll_back
 
 log = logging.getLogger("semel")
 
@@ -54,7 +54,7 @@ async def sweep(link: Link, size: int) -> tuple[int, bool]:
         deleted, finished = await _swept(link, due)
         await link.fetch("COMMIT")
     except Exception:
-        await words.roll_back(link)
+        await roll_back(link)
         raise
     return deleted, len(due) == size or not finished
 

@@ -10,8 +10,7 @@ out as microseconds, or as that database's timestamps.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +19,8 @@ from semel.stores.log_rules import Row
 from semel.stores.sql.asking import dense
 from semel.stores.sql.dialects import LAST_US, Dialect, dialect_named
 from semel.stores.sql.lines import IDLE_S
-from semel.stores.sql.links import Array, Link, Said
+from semel.stores.sql.links import Array, Said
+from semel.stores.sql.rows import stored_name
 from semel.values import value
 
 # What PostgreSQL, which reckons with doubles, still takes for a moment of the year 9999.
@@ -42,6 +42,15 @@ class Kind:
         """As one value of one row, where a database is given no arrays."""
         return value
 
+    def encoded(self, value: Any, codec: str) -> Any:
+        """As one value for a PostgreSQL database whose encoding is not UTF-8."""
+        return value
+
+
+class _Text(Kind):
+    def encoded(self, value: Any, codec: str) -> Any:
+        return stored_name(value, codec)
+
 
 class _Time(Kind):
     def given(self, value: Any, dialect: Dialect) -> Any:
@@ -50,7 +59,7 @@ class _Time(Kind):
 
 BYTES = Kind("bytea", 17)
 INT = Kind("int8", 20)
-TEXT = Kind("text", 25)
+TEXT = _Text("text", 25)
 BOOL = Kind("bool", 16)
 TIME = _Time("int8", 20, "timestamptz 'epoch' + u.{name} * interval '1 us'")
 
@@ -69,10 +78,14 @@ class Put:
         self._rows = lru_cache(maxsize=256)(self._said_rows)
 
     def said(self, dialect: Dialect, rows: Sequence[Sequence[Any]]) -> Said:
-        if dialect.name == "postgresql":
-            columns = zip(self._columns.values(), zip(*rows, strict=True), strict=True)
-            return self.arrays, [Array(values, kind.oid) for kind, values in columns]
         kinds = list(self._columns.values())
+        if dialect.name == "postgresql":
+            columns: Iterable[tuple[Kind, Sequence[Any]]] = zip(
+                kinds, zip(*rows, strict=True), strict=True
+            )
+            if dialect.codec != "utf-8":
+                columns = _encoded(columns, dialect.codec)
+            return self.arrays, [Array(values, kind.oid) for kind, values in columns]
         given = [k.given(v, dialect) for row in rows for k, v in zip(kinds, row, strict=True)]
         return self._rows(dialect.name, len(rows)), given
 
@@ -94,6 +107,13 @@ class Put:
             return ""
         sets = ", ".join(f"{name} = {new.format(name)}" for name in self._changes)
         return f"ON CONFLICT (id) DO UPDATE SET {sets}"
+
+
+def _encoded(
+    columns: Iterable[tuple[Kind, Sequence[Any]]], codec: str
+) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    for kind, values in columns:
+        yield kind, [kind.encoded(value, codec) for value in values]
 
 
 def _marks(many: int) -> str:
@@ -200,14 +220,6 @@ def numbers(dialect: Dialect, ids: Sequence[bytes]) -> Said:
 def ranks(dialect: Dialect, ids: Sequence[bytes]) -> Said:
     are, given = among(dialect, ids)
     return f"SELECT id, ranked FROM semel_field WHERE id {are}", given
-
-
-async def roll_back(link: Link) -> None:
-    """Behind an error that says more than what this might raise: there is no transaction, or no
-    connection.
-    """
-    with contextlib.suppress(Exception):
-        await link.fetch("ROLLBACK")
 
 
 # How many streams wait for a sweep, up to a number: one look into an index. To the planner it seems
@@ -325,6 +337,6 @@ def _of_an_append() -> tuple[str, ...]:
     return (*(statement for statement, _ in said), *(put.arrays for put in puts))
 
 
-# A pooler's server may know them already, and says so by an error: better before a transaction
-# than in it.
+# Prepared before the transaction begins: a pooler that was not recognised causes an error, which
+# would end a transaction.
 OF_AN_APPEND = _of_an_append()

@@ -28,7 +28,7 @@ from semel.stores.log_rules import Append, Change, Mark, Row, Seen
 from semel.stores.sql import log_words as words
 from semel.stores.sql.dialects import Dialect
 from semel.stores.sql.faults import TRIES, Fault, fault_of
-from semel.stores.sql.links import Link, Said
+from semel.stores.sql.links import Link, Said, roll_back
 from semel.values import value
 
 
@@ -66,7 +66,7 @@ async def perform(link: Link, ops: Sequence[Append]) -> Done:
         try:
             return await _perform(link, ops)
         except Exception as error:
-            await words.roll_back(link)
+            await roll_back(link)
             if fault_of(error) is not Fault.TAKEN:
                 raise
     raise StoreUnavailableError(

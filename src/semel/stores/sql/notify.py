@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.colour import ASYNC
 from semel.errors import SettingsError
-from semel.stores.sql.lines import CONNECT_WITHIN_S, open_async_engine
+from semel.stores.sql.lines import CONNECT_WITHIN_S, open_async_engine, place
+from semel.stores.sql.pooler import is_pooled_async
 
 log = logging.getLogger("semel")
 
@@ -25,26 +26,33 @@ SOON_S = 0.5
 LATER_S = 8.0
 
 
+class PooledError(Exception):
+    """A transaction pooler is between the listener and the server."""
+
+
 async def hear(
-    place: URL | AsyncEngine,
+    source: URL | AsyncEngine,
     channel: str,
     begun: Callable[[], None],
     heard: Callable[[str], None],
 ) -> None:
-    """Call `heard` with every word, until cancelled. A connection that breaks is made anew.
+    """Call `heard` with the payload of every notification, until cancelled; reconnect if needed.
+
+    Returns where LISTEN is impossible: the driver is missing, or the connection goes through a
+    transaction pooler, which does not forward notifications. The caller has to poll then.
 
     `begun` is called whenever it begins to listen: anything may have been said before. An engine
     is its owner's: it makes the connection, and gets back its place in the pool at once.
     """
     try:
-        engine = open_async_engine(place) if isinstance(place, URL) else place
+        engine = open_async_engine(source) if isinstance(source, URL) else source
     except SettingsError as error:
         log.warning("semel: nobody listens for NOTIFY, %s", error)
         return
     try:
         await _go_on(engine, channel, begun, heard)
     finally:
-        if engine is not place:
+        if engine is not source:
             await engine.dispose()
 
 
@@ -61,6 +69,9 @@ async def _go_on(
     while True:
         try:
             await _hear(engine, channel, listening, heard)
+        except PooledError as error:
+            log.warning("semel: %s", error)
+            return
         except Exception as error:  # noqa: BLE001 - whatever it is: this is only a hint
             log.log(level, "semel: nobody listens for NOTIFY now, readers are late: %s", error)
         level = logging.INFO
@@ -73,6 +84,11 @@ async def _hear(
 ) -> None:
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
+        if await is_pooled_async(connection):
+            raise PooledError(
+                f"{place(engine.url)} is behind a transaction pooler, where LISTEN does not work; "
+                "readers poll instead"
+            )
         driver: Any = (await connection.get_raw_connection()).driver_connection
         await connection.run_sync(lambda ours: ours.detach())
         await connection.invalidate()

@@ -27,6 +27,7 @@ from semel.errors import SettingsError
 from semel.keys import identity
 from semel.messages import Tail
 from semel.stores.sql.links import Link, Rows
+from semel.stores.sql.rows import original_name, stored_name
 from semel.values import value
 
 
@@ -54,6 +55,10 @@ class Party:
 
     def id(self, shard: int) -> bytes:
         return identity("semel.outbox", self.name.encode(), b"%d" % shard)
+
+    def column(self, link: Link) -> str:
+        """Return the name as the table stores it, with escapes if its encoding needs them."""
+        return stored_name(self.name, link.dialect.codec)
 
 
 # --- transactions -------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ async def _make_row(link: Link, party: Party, shard: int) -> None:
 
 
 async def insert_row(link: Link, party: Party, shard: int, position: int) -> None:
-    named = [party.id(shard), party.name, shard, party.shards]
+    named = [party.id(shard), party.column(link), shard, party.shards]
     values = [*named, position, position, "{}", "{}", *link.dialect.now_param()]
     await link.change(f"{INSERT} {IGNORE[link.dialect.name]}", values)
 
@@ -184,13 +189,15 @@ def _written(cursor: Cursor) -> tuple[int, int, str, str]:
     return cursor.position, lowest, _dumped(tails), _dumped(cursor.lanes)
 
 
-_dumped = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# In ASCII, which every encoding of a database has.
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 async def relays(link: Link) -> dict[str, int]:
     """The names there are, and how many shards each has."""
     rows = await link.fetch("SELECT name, MAX(shards) FROM event_outbox_cursor GROUP BY name")
-    return {name: int(shards) for name, shards in sorted(rows)}
+    codec = link.dialect.codec
+    return {original_name(name, codec): int(shards) for name, shards in sorted(rows)}
 
 
 # --- going on -----------------------------------------------------------------------------------

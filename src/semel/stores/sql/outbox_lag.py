@@ -16,6 +16,7 @@ from semel.stores.sql.links import Link
 from semel.stores.sql.outbox_cursor import Party, swept
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION, SLOT
 from semel.stores.sql.outbox_watermark import HELD, PLACE
+from semel.stores.sql.rows import stored_name
 from semel.values import value
 
 COUNTED = 10_000
@@ -79,7 +80,7 @@ async def _where(link: Link, party: Party) -> tuple[dict[int, int], Lanes]:
 
     A shard that nobody has taken yet is where it would be if somebody took it now.
     """
-    rows = await link.fetch(WHERE, [party.name])
+    rows = await link.fetch(WHERE, [party.column(link)])
     there = {int(shard): int(position) for shard, position, _ in rows}
     lanes = {int(shard): json.loads(lanes) for shard, _, lanes in rows}
     begin = await swept(link)
@@ -107,7 +108,7 @@ def _unpublished(
     for (shard, topic), at in lanes.items():
         slots, among = _slots(link, party, shard)
         where = f"{place} > ? AND {place} <= ?{slots} AND topic = ? ORDER BY {place}"
-        yield where, [at, positions[shard], *among, topic]
+        yield where, [at, positions[shard], *among, stored_name(topic, link.dialect.codec)]
 
 
 def _slots(link: Link, party: Party, shard: int) -> Condition:

@@ -19,8 +19,10 @@ from typing import Any
 from semel.messages import Message
 from semel.stores.rules import EPOCH
 from semel.stores.sql.asking import dense
+from semel.stores.sql.dialects import Dialect
 from semel.stores.sql.links import Link
 from semel.stores.sql.outbox_cursor import Owned
+from semel.stores.sql.rows import original_text
 from semel.values import value
 
 # What a row's place in the order of reading is called.
@@ -153,13 +155,22 @@ MOMENTS: Mapping[str, Callable[[Any], datetime]] = {
 }
 
 
-def messages(rows: Sequence[Any], database: str, source: str) -> list[Message]:
+def messages(rows: Sequence[Any], dialect: Dialect, source: str) -> list[Message]:
     """This is where a reader's time goes, so it is written out."""
-    moment = MOMENTS[database]
+    moment = MOMENTS[dialect.name]
+    if dialect.codec != "utf-8":
+        rows = [_original(row) for row in rows]
     return [
         Message(at, id, kind, to, of, a, b, seq, text, moment(us), _read(headers), source)
         for at, id, kind, to, of, a, b, seq, text, us, headers, _ in rows
     ]
+
+
+def _original(row: Sequence[Any]) -> Sequence[Any]:
+    """The row with its names as they were given; see `rows.stored_name`."""
+    at, *rest = row
+    names, more = rest[: len(NAMES)], rest[len(NAMES) :]
+    return (at, *map(original_text, names), *more)
 
 
 def _read(headers: str | None) -> dict[str, str]:

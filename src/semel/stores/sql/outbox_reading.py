@@ -43,6 +43,7 @@ from semel.stores.sql.outbox_reshard import refused, reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, keep, sweep
 from semel.stores.sql.outbox_watermark import decided
 from semel.stores.sql.outbox_writing import CHANNEL
+from semel.stores.sql.rows import stored_name
 from semel.values import value
 
 __all__ = ["Cursor", "Holder", "Lag", "Lane", "OutboxReader", "Page"]
@@ -229,11 +230,11 @@ class OutboxReader:
             after=lane.position,
             upto=min(bound, lane.position + SPAN),
             slots=None if self._party.shards == 1 else slots,
-            topic=None if lane.topic == OWN else lane.topic,
+            topic=None if lane.topic == OWN else stored_name(lane.topic, link.dialect.codec),
         )
         rows, cut = await self._fetch(link, cursor, stretch, limit)
         upto = int(rows[-1][0]) if cut else stretch.upto
-        return Page(messages(rows, link.dialect.name, self._source), upto, more=upto < bound)
+        return Page(messages(rows, link.dialect, self._source), upto, more=upto < bound)
 
     async def _fetch(
         self, link: Link, cursor: Cursor, stretch: Stretch, limit: int

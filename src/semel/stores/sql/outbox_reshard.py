@@ -21,6 +21,7 @@ from semel.messages import slots_of
 from semel.stores.sql.links import Link
 from semel.stores.sql.outbox_cursor import UPDATE, Party, insert_row, transaction
 from semel.stores.sql.outbox_pages import BY_POSITION, POSITION, SLOT
+from semel.stores.sql.rows import stored_name
 from semel.values import value
 
 STEP_BACK = "UPDATE event_outbox_cursor SET fence = fence + 1 WHERE name = ?"
@@ -40,7 +41,7 @@ class _Found:
 async def reshard(
     link: Link, name: str, shards: int, news: Callable[[Link], Awaitable[int]]
 ) -> None:
-    await link.change(STEP_BACK, [name])
+    await link.change(STEP_BACK, [stored_name(name, link.dialect.codec)])
     before = await _found(link, name)
     if before is None or before.shards == shards:
         return
@@ -54,7 +55,7 @@ async def reshard(
 
 
 async def _found(link: Link, name: str, lock: str = "") -> _Found | None:
-    rows = await link.fetch(SELECT + lock, [name])
+    rows = await link.fetch(SELECT + lock, [stored_name(name, link.dialect.codec)])
     if not rows:
         return None
     return _Found(
@@ -101,9 +102,9 @@ def refused(name: str, why: str) -> SettingsError:
 async def _divide(link: Link, party: Party, found: _Found, upto: int) -> None:
     """All go on from one position: behind every message that is in any shard's streams."""
     drop = "DELETE FROM event_outbox_cursor WHERE name = ? AND shard >= ?"
-    await link.change(drop, [party.name, party.shards])
+    await link.change(drop, [party.column(link), party.shards])
     change = "UPDATE event_outbox_cursor SET shards = ?, position = ?, lowest = ? WHERE name = ?"
-    await link.change(change, [party.shards, upto, upto, party.name])
+    await link.change(change, [party.shards, upto, upto, party.column(link)])
     for shard in range(party.shards):
         if shard not in found.positions:
             await insert_row(link, party, shard, upto)

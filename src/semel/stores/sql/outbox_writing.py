@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -33,7 +34,7 @@ from semel.stores.sql.asking import dense
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
 from semel.stores.sql.outbox_watermark import LOCKED
-from semel.stores.sql.rows import NOTHING, SEPARATOR
+from semel.stores.sql.rows import NOTHING, SEPARATOR, stored_json, stored_name
 from semel.stores.sql.schema import ID_SEQUENCE
 from semel.values import value
 
@@ -80,7 +81,9 @@ Found: TypeAlias = Mapping[str, Sequence[Any]]
 
 async def write(link: Link, entries: Sequence[Entry]) -> None:
     """Put the events: each once, numbered within its aggregate in the order they were added."""
-    words = WORDS[link.dialect.name]
+    words, codec = WORDS[link.dialect.name], link.dialect.codec
+    if codec != "utf-8":
+        entries = [_in_encoding(entry, codec) for entry in entries]
     if len(entries) == 1 and not entries[0].given and await words.put_alone(link, entries[0]):
         return
     fresh, refusal = _once_each(entries), None
@@ -93,6 +96,21 @@ async def write(link: Link, entries: Sequence[Entry]) -> None:
         refusal = await _turn(words, link, fresh) if fresh else None
         if refusal is None:
             return
+
+
+def _in_encoding(entry: Entry, codec: str) -> Entry:
+    """The same event in characters that the database's encoding has."""
+    return replace(
+        entry,
+        tenant_id=stored_name(entry.tenant_id, codec),
+        topic=stored_name(entry.topic, codec),
+        aggregate_type=stored_name(entry.aggregate_type, codec),
+        aggregate_id=stored_name(entry.aggregate_id, codec),
+        event_id=stored_name(entry.event_id, codec),
+        event_type=stored_name(entry.event_type, codec),
+        payload=stored_json(entry.payload, codec),
+        headers=None if entry.headers is None else stored_json(entry.headers, codec),
+    )
 
 
 async def _turn(words: Words, link: Link, fresh: Sequence[Entry]) -> Exception | None:

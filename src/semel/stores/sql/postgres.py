@@ -38,6 +38,7 @@ from semel.stores.rules import (
 from semel.stores.sql import generic
 from semel.stores.sql.asking import BOOL, BYTES, ID, INT, PLAIN, TEXT, Columns, Question, cut_at
 from semel.stores.sql.dialects import LONGEST_US
+from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.generic import AGAIN
 from semel.stores.sql.links import Link
 from semel.stores.sql.rows import (
@@ -173,7 +174,7 @@ RETURNING w.n, r.fence, r.number, r.steps, {_gone(1)} AS gone, {_gone(4)} AS sin
 """  # noqa: S608 - every part is a constant
 
 
-def _asked(ops: Sequence[Claiming]) -> list[list[Any]]:
+def _asked(ops: Sequence[Claiming], _: str) -> list[list[Any]]:
     keys = [op.key for op in ops]
     return [
         [key.id for key in keys],
@@ -223,7 +224,15 @@ async def claim(link: Link, ops: Sequence[Claiming]) -> list[Any]:
 
 
 async def _take(link: Link, ops: Sequence[Claiming], free: list[int], answers: list[Any]) -> None:
-    for n, *won in await TAKE.ask(link, [ops[i] for i in free]):
+    try:
+        lines = await TAKE.ask(link, [ops[i] for i in free])
+    except Exception as error:
+        # A serialization failure, where SERIALIZABLE is the default. Only these claims are tried
+        # again: others of the batch are inserted already, and their callers must be answered.
+        if fault_of(error) is not Fault.AGAIN:
+            raise
+        return
+    for n, *won in lines:
         i = free[n - 1]
         answers[i] = _won(ops[i], *won)
 
@@ -280,7 +289,7 @@ def _changing(
     terms: Columns,
     sets: str,
     *,
-    values: Callable[[Sequence[Any]], list[list[Any]]],
+    values: Callable[[Sequence[Any], str], list[list[Any]]],
     spans: Callable[[Terms], tuple[Any, ...]],
     where: str = RUNNING,
 ) -> Question:
@@ -303,7 +312,7 @@ RETURNING a.n
         {"id": ID, "attempt": TEXT, "fence": INT, **columns},
         terms,
         body,
-        values=lambda ops: [*_current(ops), *values(ops)],
+        values=lambda ops, codec: [*_current(ops), *values(ops, codec)],
         terms_of=lambda op: op.claim.terms,
         spans=spans,
     )
@@ -329,9 +338,9 @@ LEASED = (
 )
 
 
-def _completing(ops: Sequence[Completing]) -> list[list[Any]]:
+def _completing(ops: Sequence[Completing], codec: str) -> list[list[Any]]:
     outcomes = [op.outcome for op in ops]
-    parts = [split(outcome) for outcome in outcomes]
+    parts = [split(outcome, codec) for outcome in outcomes]
     return [
         [outcome.kind for outcome in outcomes],
         [outcome.status for outcome in outcomes],
@@ -340,17 +349,17 @@ def _completing(ops: Sequence[Completing]) -> list[list[Any]]:
     ]
 
 
-def _releasing(ops: Sequence[Releasing]) -> list[list[Any]]:
+def _releasing(ops: Sequence[Releasing], _: str) -> list[list[Any]]:
     endings = ["released" if op.error is None else f"failed: {op.error}" for op in ops]
     return [[op.error for op in ops], endings]
 
 
-def _renewing(ops: Sequence[Renewing]) -> list[list[Any]]:
+def _renewing(ops: Sequence[Renewing], _: str) -> list[list[Any]]:
     states = ["UNKNOWN" if op.lease_s == 0 else "PENDING" for op in ops]
     return [[_span(op.lease_s) for op in ops], states]
 
 
-def _noting(ops: Sequence[Noting]) -> list[list[Any]]:
+def _noting(ops: Sequence[Noting], _: str) -> list[list[Any]]:
     return [[op.name for op in ops], [stored_bytes(op.data) for op in ops]]
 
 

@@ -5,6 +5,11 @@ statement that takes psycopg twice as long as libpq takes to send it and hear th
 few statements of the hot verbs are prepared once per connection, under a name, and sent through
 libpq (`psycopg.pq`) with values that are made here; psycopg's own loaders read the rows.
 
+Behind a transaction pooler no statement is named: each is sent with its text, in one round trip.
+Where a pooler was not recognised, a name will be missing or taken on the server; after that error
+the connection names no statement. Names are hashes of the statement's text, so that a name cannot
+mean the statement of another client.
+
 Only for connections of our own: a prepared statement on somebody else's connection would be in
 the way of whoever pools it.
 """
@@ -30,10 +35,9 @@ _ARRAY = struct.Struct("!iiIii").pack
 _BINARY = pq.Format.BINARY
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
-# A pooler between us and the server: "prepared statement already exists", in one that others use.
+# On a connection of our own, only a pooler can cause these: duplicate_prepared_statement,
+# invalid_sql_statement_name.
 _KNOWN_ALREADY = "42P05"
-
-# Or it gave us a server that knows none of them.
 _UNKNOWN = "26000"
 
 
@@ -67,18 +71,19 @@ def _wired_array(values: Array) -> bytes:
 
 
 class _Prepared:
-    """The statements that one connection knows."""
+    """The prepared statements of one connection; behind a pooler it has none."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, *, named: bool) -> None:
         self._connection: Any = driver.pgconn
         self._reader = Transformer(driver)
+        self._is_named = named
         self._names: dict[str, bytes] = {}
 
     def knows(self, statement: str) -> bool:
-        return statement in self._names
+        return statement in self._names or not self._is_named
 
     def unknown(self, statements: Sequence[str]) -> list[str]:
-        return [s for s in dict.fromkeys(statements) if s not in self._names]
+        return [s for s in dict.fromkeys(statements) if not self.knows(s)]
 
     def begin_learning(self, statement: str) -> Any:
         self._send_prepare(statement)
@@ -94,6 +99,7 @@ class _Prepared:
             error = errors.error_from_result(result)
             if error.sqlstate != _KNOWN_ALREADY:
                 raise error
+            self._is_named = False
         self._names[statement] = _name(statement)
 
     def send(self, statement: str, params: Params) -> Any:
@@ -101,16 +107,20 @@ class _Prepared:
         return generators.execute(self._connection)
 
     def _send(self, statement: str, values: list[bytes | None]) -> None:
-        formats = [_BINARY] * len(values)
-        name = self._names[statement]
-        self._connection.send_query_prepared(name, values, formats, result_format=_BINARY)
+        formats, send = [_BINARY] * len(values), self._connection
+        if self._is_named:
+            name = self._names[statement]
+            send.send_query_prepared(name, values, formats, result_format=_BINARY)
+        else:
+            text = _NUMBERED.say(statement).encode()
+            send.send_query_params(text, values, None, formats, result_format=_BINARY)
 
     def rows(self, results: list[Any]) -> Rows:
         result = results[-1]
         if result.status not in _OK:
             error = errors.error_from_result(result)
             if error.sqlstate == _UNKNOWN:
-                self._names.clear()
+                self._is_named = False
             raise error
         self._reader.set_pgresult(result, format=_BINARY)
         return self._reader.load_rows(0, result.ntuples, tuple)
@@ -192,9 +202,9 @@ def _name(statement: str) -> bytes:
 class PreparedLink(PsycopgLink):
     """A sync connection of our own."""
 
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
-        super().__init__(driver, dialect)
-        self._prepared = _Prepared(driver)
+    def __init__(self, driver: Any, dialect: Dialect, *, pooled: bool = False) -> None:
+        super().__init__(driver, dialect, pooled=pooled)
+        self._prepared = _Prepared(driver, named=not pooled)
 
     async def ask(self, statement: str, params: Params) -> Rows:
         prepared, wait = self._prepared, self._driver.wait
@@ -223,9 +233,9 @@ class PreparedLink(PsycopgLink):
 class AsyncPreparedLink(AsyncPsycopgLink):
     """An async connection of our own."""
 
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
-        super().__init__(driver, dialect)
-        self._prepared = _Prepared(driver)
+    def __init__(self, driver: Any, dialect: Dialect, *, pooled: bool = False) -> None:
+        super().__init__(driver, dialect, pooled=pooled)
+        self._prepared = _Prepared(driver, named=not pooled)
 
     async def ask(self, statement: str, params: Params) -> Rows:
         prepared, wait = self._prepared, self._driver.wait

@@ -2,9 +2,11 @@
 
 Text goes into the tables readable and comes back to the character: what no database takes in a
 text column (NUL, lone surrogates), or separates texts on their way there, is written as a
-backslash escape, and a backslash as two.
-Outcome bytes that are JSON are kept in `response`, where people can read and query them; all
-others in `body`. Either way the bytes come back as they were.
+backslash escape, and a backslash as two. So are characters that the database's encoding lacks
+(`codec`, see `encodings`).
+Outcome bytes that are JSON are kept in `response`, where people can read and query them. All others
+are in `body`, and so is JSON with a character that the encoding lacks. Either way the bytes come
+back as they were.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast, get_args
 
 from semel.errors import CorruptRecordError
@@ -70,24 +72,66 @@ SEPARATOR, NOTHING = "\x1f", "\x1e"
 _ODD = "\\\\\x00\x1e\ud800-\udfff"
 _UNJOINABLE = re.compile(f"[{_ODD}]")
 _UNSTORABLE = re.compile(f"[{_ODD}\x1f]")
-_ESCAPE = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
+_ESCAPE = re.compile(r"\\(\\|0|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def stored_text(text: str) -> str:
-    return _UNSTORABLE.sub(_escaped, text) if _UNSTORABLE.search(text) else text
+def stored_text(text: str, codec: str = "utf-8") -> str:
+    text = _UNSTORABLE.sub(_escaped, text) if _UNSTORABLE.search(text) else text
+    if codec == "utf-8" or takes(text, codec):
+        return text
+    return text.encode(codec, "backslashreplace").decode(codec)
 
 
-def stored_texts(texts: Sequence[str]) -> str:
+def takes(text: str, codec: str) -> bool:
+    """Return whether the codec has all of these characters; always True for UTF-8."""
+    if codec == "utf-8" or text.isascii():
+        return True
+    try:
+        text.encode(codec)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def stored_texts(texts: Sequence[str], codec: str = "utf-8") -> str:
     """Several texts as one, each escaped."""
-    return _if_plain(texts) or SEPARATOR.join([stored_text(text) for text in texts])
+    return _if_plain(texts, codec) or SEPARATOR.join([stored_text(text, codec) for text in texts])
 
 
-def _if_plain(texts: Sequence[str]) -> str | None:
+def _if_plain(texts: Sequence[str], codec: str) -> str | None:
     """The texts as one; None when one of them has to be escaped. Mostly one look at all tells."""
     together = SEPARATOR.join(texts)
     if together.count(SEPARATOR) >= len(texts) or _UNJOINABLE.search(together):
         return None
-    return together
+    return together if takes(together, codec) else None
+
+
+def stored_name(text: str, codec: str) -> str:
+    """A name for a column that has no escapes in a UTF-8 database."""
+    return text if codec == "utf-8" else stored_text(text, codec)
+
+
+def original_name(stored: str, codec: str) -> str:
+    return stored if codec == "utf-8" else original_text(stored)
+
+
+def stored_document(text: str, codec: str) -> str:
+    """A JSON document that reads back to the byte; with escapes, it begins with a backslash."""
+    return text if takes(text, codec) else "\\" + stored_text(text, codec)
+
+
+def original_document(stored: str) -> str:
+    return original_text(stored[1:]) if stored.startswith("\\") else stored
+
+
+def stored_json(text: str, codec: str) -> str:
+    """A JSON document with the same content, in characters that the encoding has."""
+    return text if takes(text, codec) else _NOT_ASCII.sub(_json_escaped, text)
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -104,19 +148,20 @@ def _unescaped(found: re.Match[str]) -> str:
     return {"\\": "\\", "0": "\x00"}.get(code) or chr(int(code[1:], 16))
 
 
-def shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int, codec: str = "utf-8") -> str:
     """Stored text of at most `limit` characters, different for different texts."""
-    stored = stored_text(text)
+    stored = stored_text(text, codec)
     if len(stored) <= limit:
         return stored
     digest = hashlib.sha256(stored.encode()).hexdigest()
-    return f"{stored[: limit - 65]}\u2026{digest}"
+    mark = "\u2026" if takes("\u2026", codec) else "~"
+    return f"{stored[: limit - 65]}{mark}{digest}"
 
 
-def shortened_texts(texts: Sequence[str], limit: int) -> str:
+def shortened_texts(texts: Sequence[str], limit: int, codec: str = "utf-8") -> str:
     """Several texts as one, each shortened."""
-    together = _if_plain(texts) if max(map(len, texts)) <= limit else None
-    return together or SEPARATOR.join([shortened(text, limit) for text in texts])
+    together = _if_plain(texts, codec) if max(map(len, texts)) <= limit else None
+    return together or SEPARATOR.join([shortened(text, limit, codec) for text in texts])
 
 
 # --- outcomes -----------------------------------------------------------------------------------
@@ -143,10 +188,12 @@ def _refused(constant: str) -> NoReturn:
 _JSON = json.JSONDecoder(parse_constant=_refused)
 
 
-def split(outcome: Outcome) -> tuple[str | None, bytes | None]:
+def split(outcome: Outcome, codec: str = "utf-8") -> tuple[str | None, bytes | None]:
     """`response` and `body`: one of them holds the bytes."""
     text = readable(outcome.data)
-    return (text, None) if text is not None else (None, outcome.data)
+    if text is None or not takes(text, codec):
+        return None, outcome.data
+    return text, None
 
 
 def joined(kind: Any, status: Any, response: Any, body: Any) -> Outcome:
@@ -160,10 +207,15 @@ def joined(kind: Any, status: Any, response: Any, body: Any) -> Outcome:
 # --- steps and past -----------------------------------------------------------------------------
 
 
-def stored_steps(steps: Mapping[str, bytes]) -> str | None:
+def stored_steps(steps: Mapping[str, bytes], codec: str = "utf-8") -> str | None:
     if not steps:
         return None
-    return json.dumps({stored_text(name): stored_bytes(data) for name, data in steps.items()})
+    told = {stored_text(name, codec): stored_bytes(data) for name, data in steps.items()}
+    return _dumps(told)
+
+
+# Without \uXXXX: PostgreSQL's jsonb refuses it for characters that the encoding lacks.
+_dumps = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def stored_bytes(data: bytes) -> str:
@@ -177,22 +229,22 @@ def original_steps(text: str | None) -> dict[str, bytes]:
     return {original_text(name): base64.b64decode(data) for name, data in steps.items()}
 
 
-def stored_past(past: str) -> str | None:
-    return None if past == "[]" else _each_text(past, stored_text)
+def stored_past(past: str, codec: str = "utf-8") -> str | None:
+    if past == "[]":
+        return None
+    return _dumps(_each_text(past, lambda text: stored_text(text, codec)))
 
 
 def original_past(text: str | None) -> str:
-    return "[]" if text is None else _each_text(text, original_text)
+    return "[]" if text is None else json.dumps(_each_text(text, original_text))
 
 
-def _each_text(past: str, change: Any) -> str:
+def _each_text(past: str, change: Callable[[str], str]) -> list[list[Any]]:
     """The past with every attempt and ending changed."""
-    return json.dumps(
-        [
-            [number, fence, change(attempt), started, ended, change(ending)]
-            for number, fence, attempt, started, ended, ending in json.loads(past)
-        ]
-    )
+    return [
+        [number, fence, change(attempt), started, ended, change(ending)]
+        for number, fence, attempt, started, ended, ending in json.loads(past)
+    ]
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -200,26 +252,26 @@ def _each_text(past: str, change: Any) -> str:
 
 def values_of(row: Row, dialect: Dialect) -> list[Any]:
     """The row's values in the order of `COLUMNS`."""
-    response, body = (None, None) if row.outcome is None else split(row.outcome)
-    stamp = dialect.stamp
+    stamp, codec = dialect.stamp, dialect.codec
+    response, body = (None, None) if row.outcome is None else split(row.outcome, codec)
     return [
         row.key.id,
-        shortened(row.key.text, KEY_CHARS),
-        shortened(row.key.tenant, TENANT_CHARS),
-        stored_text(row.key.operation),
+        shortened(row.key.text, KEY_CHARS, codec),
+        shortened(row.key.tenant, TENANT_CHARS, codec),
+        stored_text(row.key.operation, codec),
         row.fingerprint.hex(),
         response,
         body,
         None if row.outcome is None else row.outcome.kind,
         None if row.outcome is None else row.outcome.status,
         row.state,
-        stored_text(row.attempt),
+        stored_text(row.attempt, codec),
         row.fence,
         row.number,
         row.hold,
-        stored_steps(row.steps),
-        stored_past(row.past),
-        None if row.error is None else stored_text(row.error),
+        stored_steps(row.steps, codec),
+        stored_past(row.past, codec),
+        None if row.error is None else stored_text(row.error, codec),
         stamp(row.created_us),
         stamp(row.started_us),
         stamp(row.lease_us),

@@ -27,8 +27,9 @@ from semel.colour import SYNC, Colour, run
 from semel.errors import SemelError, SettingsError
 from semel.stores.sql import lines
 from semel.stores.sql.dialects import dialect_named
+from semel.stores.sql.encodings import explaining_bytes
 from semel.stores.sql.faults import Fault, NoTableError, fault_of, unavailable
-from semel.stores.sql.links import Link
+from semel.stores.sql.links import Link, roll_back
 from semel.stores.sql.log_tables import LOG
 from semel.stores.sql.tables import (
     OPTIONS,
@@ -330,15 +331,20 @@ def _part_ddl(part: Part, database: str) -> tuple[str, ...]:
 
 async def create(link: Link) -> None:
     """Bring the schema to the current version, whatever it is now; safe to run twice at once."""
-    if link.dialect.name == "postgresql":
-        # CREATE ... IF NOT EXISTS itself fails when two of them meet.
-        await link.fetch("SELECT pg_advisory_lock(hashtext('semel_schema'))")
-        try:
-            await _climb(link)
-        finally:
-            await link.fetch("SELECT pg_advisory_unlock(hashtext('semel_schema'))")
-    else:
+    if link.dialect.name != "postgresql":
         await _climb(link)
+        return
+    # CREATE ... IF NOT EXISTS itself fails when two of them meet. The lock ends with the
+    # transaction: one of a session would stay on a server connection of a pooler. The next holder
+    # must see what the one before has committed, hence READ COMMITTED.
+    await link.change("BEGIN ISOLATION LEVEL READ COMMITTED")
+    try:
+        await link.fetch("SELECT pg_advisory_xact_lock(hashtext('semel_schema'))")
+        await _climb(link)
+        await link.change("COMMIT")
+    except Exception:
+        await roll_back(link)
+        raise
 
 
 async def with_tables(
@@ -425,13 +431,14 @@ async def _mark(link: Link, part: Part, reached: int) -> None:
 class Report:
     """What was found: the version of each part, and everything that is not as it should be.
 
-    `version` is the ledger's.
+    `version` is the ledger's. `notes` tell what to know about a database that is in order.
     """
 
     database: str
     version: int
     problems: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -449,7 +456,7 @@ class Report:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{self.database}: {self.told}, as it should be"
+            return "\n".join((f"{self.database}: {self.told}, as it should be", *self.notes))
         return "\n".join((f"{self.database}: {self.told}", *self.problems))
 
 
@@ -497,11 +504,12 @@ def _check(source: lines.SyncLines) -> Report:
         problems = [
             *_version_problems(reached),
             *_table_problems(there, reached, engine),
-            *_encoding_problems(engine),
+            *_collation_problems(there, engine),
         ]
+        notes = _encoding_notes(engine)
     except source.errors as error:
         raise unavailable(database, error) from error
-    return Report(database, reached[PARTS[0].name], tuple(problems), reached)
+    return Report(database, reached[PARTS[0].name], tuple(problems), reached, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +523,9 @@ class Looked:
 
 def _looked(engine: sa.Engine) -> Looked:
     """All of them over one connection; PostgreSQL tells of all tables with each question."""
-    with engine.connect() as connection:
+    with explaining_bytes(engine):
+        given = engine.connect()
+    with given as connection:
         inspector = sa.inspect(connection)
         known = {table.name for part in PARTS for table in part.tables}
         known |= {VERSIONS, "idempotency_floor"}
@@ -602,11 +612,15 @@ def _column_problems(table: Table, there: Looked, engine: sa.Engine) -> Sequence
             continue
         told = found[column.name]
         kind = _spelled(told["type"], engine)
-        if kind != column.kind(database):
+        if kind != column.kind(database) and (kind, column.kind(database)) not in AS_GOOD:
             problems.append(f"{named} is {kind}, wanted {column.kind(database)}")
         if bool(told["nullable"]) != column.null:
             problems.append(f"{named} is to be {'NULL' if column.null else 'NOT NULL'}")
     return problems + _strange_columns(table, found)
+
+
+# PostgreSQL's names had this type once; it holds every name without escapes.
+AS_GOOD = {("VARCHAR(255)", "TEXT")}
 
 
 def _strange_columns(table: Table, found: Mapping[str, Any]) -> list[str]:
@@ -700,10 +714,37 @@ def _one_value(engine: sa.Engine, select: str) -> Any:
         return connection.exec_driver_sql(select).scalar_one()
 
 
-def _encoding_problems(engine: sa.Engine) -> Sequence[str]:
+COLLATIONS = (
+    "SELECT table_name, table_collation FROM information_schema.tables "
+    "WHERE table_schema = DATABASE() AND table_collation <> 'utf8mb4_bin'"
+)
+
+
+def _collation_problems(there: Looked, engine: sa.Engine) -> Sequence[str]:
+    """Return a problem for each table of MariaDB or MySQL that is not in utf8mb4_bin.
+
+    Other character sets lack characters, and other collations take different names for the same.
+    """
+    if dialect_named(engine.dialect.name).name != "mysql":
+        return []
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(COLLATIONS).all()
+    return [
+        f"the collation of table {table} is {collation}, wanted utf8mb4_bin: run ALTER TABLE "
+        f"{table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        for table, collation in sorted(map(tuple, rows))
+        if table in there.columns
+    ]
+
+
+def _encoding_notes(engine: sa.Engine) -> tuple[str, ...]:
     if engine.dialect.name != "postgresql":
-        return []
+        return ()
     encoding = _one_value(engine, "SHOW server_encoding")
-    if encoding in {"UTF8", "SQL_ASCII"}:
-        return []
-    return [f"the database's encoding is {encoding}: keys it cannot write are refused; use UTF8"]
+    if encoding == "UTF8":
+        return ()
+    note = (
+        f"the database's encoding is {encoding}: characters that it lacks are stored as escapes, "
+        "and results with them as bytes; use UTF8 if people or other programs read these tables"
+    )
+    return (note,)

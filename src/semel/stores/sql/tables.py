@@ -75,7 +75,11 @@ def time_column(name: str, *, null: bool = False) -> Column:
 
 
 def name_column(name: str) -> Column:
-    return Column(name, "VARCHAR(255)", "VARCHAR(255)", "TEXT")
+    """Return a column for a name of at most 255 characters.
+
+    TEXT on PostgreSQL, where a name takes more with escapes for characters that the encoding lacks.
+    """
+    return Column(name, "TEXT", "VARCHAR(255)", "TEXT")
 
 
 # Compared byte by byte: MariaDB's default collation takes 'AbC' and 'abc' for the same.
