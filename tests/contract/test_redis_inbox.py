@@ -62,9 +62,14 @@ class OnRedis(InboxContract):
     async def inbox(self, request: pytest.FixtureRequest) -> AsyncIterator[RedisInbox]:
         url = request.getfixturevalue(self.url)
         self.log: list[str] = []
-        made = RedisInbox(url, retry=self.retry, lease_s=0.1)
-        yield made
-        await made.aclose()
+        self.opened: list[RedisInbox] = []
+        yield self.open(url)
+        for each in self.opened:
+            await each.aclose()
+
+    def open(self, url: str) -> RedisInbox:
+        self.opened.append(RedisInbox(url, retry=self.retry, lease_s=0.1))
+        return self.opened[-1]
 
     def effect(self, session, message):
         assert session is None
@@ -84,7 +89,7 @@ class OnRedis(InboxContract):
             for key in client.scan_iter("semel:*:inbox:*", count=1000):
                 if words.is_state(key) and client.hget(key, "l"):
                     client.hset(key, "l", 0)
-        return inbox
+        return self.open(inbox._way.shown)
 
     async def age(self, inbox, seconds):
         us = round(seconds * 1_000_000)

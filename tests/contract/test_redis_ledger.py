@@ -26,8 +26,12 @@ class OnRedis(LedgerContract):
     """Ages records through a client of its own: leases and expiries move back."""
 
     def open(self, url):
+        self.url = url
         self.admin = address_of(url, 5).open_sync()
         return RedisStore(url)
+
+    async def another(self, store):
+        return RedisStore(self.url)
 
     async def age(self, store, seconds):
         by_us = round(seconds * 1_000_000)
@@ -221,10 +225,13 @@ class TestGivenSyncClient(OnRedis):
     @pytest.fixture
     async def store(self, redis_url):
         await self.shut(self.open(redis_url))
-        client = redis.Redis.from_url(redis_url, decode_responses=True)
-        yield RedisStore(client)
-        client.close()
+        self.client = redis.Redis.from_url(redis_url, decode_responses=True)
+        yield RedisStore(self.client)
+        self.client.close()
         self.done_with_admin()
+
+    async def another(self, store):
+        return RedisStore(self.client)
 
 
 class TestGivenAsyncClient(OnRedis):
@@ -234,7 +241,10 @@ class TestGivenAsyncClient(OnRedis):
     @pytest.fixture
     async def store(self, redis_url):
         await self.shut(self.open(redis_url))
-        client = redis.asyncio.Redis.from_url(redis_url, decode_responses=True, protocol=2)
-        yield RedisStore(client)
-        await client.aclose()
+        self.client = redis.asyncio.Redis.from_url(redis_url, decode_responses=True, protocol=2)
+        yield RedisStore(self.client)
+        await self.client.aclose()
         self.done_with_admin()
+
+    async def another(self, store):
+        return RedisStore(self.client)

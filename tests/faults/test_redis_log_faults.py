@@ -527,7 +527,7 @@ async def test_a_user_who_may_not_publish_appends_and_is_told(redis_url, opened,
         finally:
             admin.execute_command("ACL", "DELUSER", "quiet")
     told = [r.message for r in caplog.records if "readers are late" in r.message]
-    assert ["listen" in told[0], "ring" in told[1], len(told)] == [True, True, 2]
+    assert ["user subscribe" in told[0], "user publish" in told[1], len(told)] == [True, True, 2]
 
 
 async def test_the_bell_follows_a_slot_to_another_server(redis_cluster, redis_cluster_url, opened):

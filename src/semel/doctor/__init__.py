@@ -22,7 +22,7 @@ from semel.doctor import canary as canaries
 from semel.doctor import inbox, outbox
 from semel.doctor import workers as groups
 from semel.doctor.patient import Finding, Patient, Thresholds, Verdict
-from semel.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
+from semel.errors import BrokerUnavailableError, SemelError, SettingsError, StoreUnavailableError
 from semel.ports import Broker
 from semel.values import value
 
@@ -156,10 +156,10 @@ class Visit:
             return [Finding("not checked", str(error))]
         except BrokerUnavailableError as error:
             self._silent.add("broker")
-            return [Finding("failed", str(error), "see that the broker is up, and its URL")]
+            return [_unanswered(error, "see that the broker is up, and its URL")]
         except StoreUnavailableError as error:
             await self._knock()
-            return [Finding("failed", str(error), "see that the database is up, and its URL")]
+            return [_unanswered(error, "see that the database is up, and its URL")]
         except TimeoutError:
             return [Finding("failed", f"no answer within {patience_s:.0f} s")]
 
@@ -173,6 +173,14 @@ class Visit:
             await self._patient.ask(lambda link: link.fetch("SELECT 1"))
         except (StoreUnavailableError, SettingsError):
             self._silent.add("database")
+
+
+def _unanswered(error: SemelError, advice: str) -> Finding:
+    """Return a failed finding; if a Redis ACL refused a command, the advice is the rule to add."""
+    _, acl, rule = str(error).partition("ACL SETUSER ")
+    if acl:
+        advice = f"{acl}{rule}; all rules are in `Redis ACL` (reference/stores)"
+    return Finding("failed", str(error), advice)
 
 
 RANK: Sequence[Verdict] = ("failed", "warning", "ok", "not checked")

@@ -308,6 +308,16 @@ def _tail(said: Sequence[bytes]) -> Tail:
 
 def _risks(standing: Standing) -> Iterator[str]:
     """Streams never expire by themselves, so policies for what expires do not touch them."""
+    if standing.maxmemory is None:
+        yield (
+            "memory: the server refuses INFO, so whether it evicts streams cannot be checked; "
+            "permit it: ACL SETUSER <user> +info"
+        )
+    if standing.appendonly is None:
+        yield (
+            "restart: the server refuses CONFIG GET, so whether streams are written to disk cannot "
+            "be checked; permit it: ACL SETUSER <user> +config|get"
+        )
     if standing.maxmemory and standing.policy.startswith("allkeys"):
         yield (
             f"eviction: maxmemory-policy {standing.policy} deletes streams when memory is short, "

@@ -46,7 +46,7 @@ class Link:
                 f"hash: look at them (redis-cli type ...), or give the topic another name"
             ) from error
         except StoreUnavailableError as error:
-            raise BrokerUnavailableError(f"{error}{_hint(str(error))}") from error
+            raise BrokerUnavailableError(str(error)) from error
 
     async def hear(self, key: bytes, after: bytes, wait_s: float) -> None:
         """Wait for an entry behind `after`, on a connection of its own. May return early.
@@ -88,16 +88,3 @@ class Link:
 
     async def aclose(self) -> None:
         await self._way.aclose()
-
-
-# How servers of different age say it.
-_FORBIDDEN = ("NOPERM", "can't run this command", "has no permissions")
-
-
-def _hint(message: str) -> str:
-    if any(words in message for words in _FORBIDDEN):
-        return (
-            ". A broker needs EVAL, EVALSHA, the stream commands and XREAD on its topics, and the "
-            "hash commands on semel:*"
-        )
-    return ""

@@ -9,6 +9,7 @@ local now = time[1] * 1000000 + time[2]
 local fields = redis.call('HGETALL', KEYS[1])
 local expires = redis.pcall('PEXPIRETIME', KEYS[1])
 if type(expires) == 'table' then  -- an error: Redis before 7.0 has no such command
+  if not string.find(expires.err, 'nknown', 1, true) then return expires end
   expires = redis.call('PTTL', KEYS[1])
   if expires >= 0 then expires = math.floor(now / 1000) + expires end
 end

@@ -30,6 +30,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from semel.errors import SettingsError
+from semel.stores import with_plain_scheme
 
 driver: Any = redis  # its constructors carry no types
 # As many threads as may talk to Redis at once; redis-py refuses the next one.
@@ -49,6 +50,7 @@ class Address:
 
 
 def address_of(url: str, timeout_s: float) -> Address:
+    url = with_plain_scheme(url)
     scheme, _, kind = _split(url).scheme.partition("+")
     settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     _check_query(url)

@@ -141,8 +141,9 @@ class RedisBell:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "semel: Redis does not let this user listen, so readers are late: %s. Let it "
-                "subscribe: ACL SETUSER <name> &semel:* +@pubsub",
+                "semel: Redis does not let this user subscribe, so readers are late: %s. Let it "
+                "subscribe: ACL SETUSER <user> &semel:* +subscribe +unsubscribe (on a cluster "
+                "+ssubscribe +sunsubscribe)",
                 error,
             )
 

@@ -26,9 +26,9 @@ class Standing:
     appendonly: bool | None
     appendfsync: str
     snapshots: bool
-    maxmemory: int
+    maxmemory: int | None
     policy: str
-    replicas: int
+    replicas: int | None
     is_replica: bool = False
 
 
@@ -43,8 +43,14 @@ EVERY_SECOND = (
     "appendfsync always"
 )
 UNSEEN = (
-    "process crash, power loss: the server refuses CONFIG GET, so its settings cannot be checked"
+    "process crash, power loss: the server refuses CONFIG GET, so its settings cannot be checked; "
+    "permit it: ACL SETUSER <user> +config|get"
 )
+EVICTION_UNSEEN = (
+    "eviction: the server refuses INFO, so whether it evicts records cannot be checked; permit it: "
+    "ACL SETUSER <user> +info"
+)
+REPLICAS_UNSEEN = "failover: the server refuses INFO, so whether it has replicas cannot be checked"
 
 # By appendfsync. The log is written before the reply goes out, except that everysec puts the write
 # off while an fsync runs: flushAppendOnlyFile in https://github.com/redis/redis/blob/7.0/src/aof.c
@@ -68,6 +74,8 @@ def guarantees_of(store: str, servers: Sequence[Standing], *, can_fail_over: boo
 
 def _promised(server: Standing) -> tuple[frozenset[Survives], list[str]]:
     kept, line = _kept_on_disk(server)
+    if server.maxmemory is None:
+        return frozenset(), [EVICTION_UNSEEN, line]
     if not server.maxmemory or server.policy == "noeviction":
         return kept, [line]
     eviction = (
@@ -102,4 +110,6 @@ def _about_failover(servers: Sequence[Standing], can_fail_over: bool) -> str:
         return f"this server is a replica; {ASYNCHRONOUS}"
     if can_fail_over or any(server.replicas for server in servers):
         return ASYNCHRONOUS
+    if any(server.replicas is None for server in servers):
+        return REPLICAS_UNSEEN
     return "failover: there is no replica; the records are where this server is"

@@ -6,6 +6,7 @@ have taken effect, and asking again is safe.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import hiredis
@@ -55,8 +56,6 @@ _HINTS = {
     "unauthenticated": "give the password in the URL: redis://user:password@host",
     "NOAUTH": "give the password in the URL: redis://user:password@host",
     "WRONGPASS": "check the user and password in the URL",
-    "NOPERM": "let this user run EVALSHA, EVAL, TIME and what the scripts call on semel:* "
-    "(+@hash +@stream +@list +@set +@sortedset +@keyspace)",
     "OOM": "Redis is out of memory: raise maxmemory; an evicting maxmemory-policy would forget "
     "what has been done",
     "LOADING": "Redis is loading its data after a restart: try again shortly",
@@ -90,15 +89,52 @@ def refused(call: Call, error: Exception) -> Exception:
         )
     if message.startswith("CORRUPT "):
         return corrupt(call.key, message.removeprefix("CORRUPT "))
-    return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{_hint(message)}")
+    hint = _hint(message, call)
+    return StoreUnavailableError(f"Redis refused to {call.script.name}: {message}{hint}")
 
 
-def _hint(message: str) -> str:
+def refused_command(error: Exception) -> StoreUnavailableError:
+    """Return the error to raise when Redis refused a command outside of a script."""
+    message = _CODES.get(type(error), "") + str(error)
+    return StoreUnavailableError(f"Redis refused: {message}{_hint(message)}")
+
+
+def _hint(message: str, call: Call | None = None) -> str:
+    if any(words in message for words in _FORBIDDEN):
+        rule = _missing_rule(message, call)
+        dot = "" if message.endswith(".") else "."
+        return f"{dot} Add what this user's ACL lacks: ACL SETUSER <user> {rule}" if rule else ""
     return next((f". {hint}" for code, hint in _HINTS.items() if code in message), "")
+
+
+# A refusal by ACL, in the words of each release. Inside a script, none of them has the code NOPERM.
+_FORBIDDEN = ("NOPERM", "no permissions", "No permissions", "The user executing the script can't")
+_NAMED = re.compile(r"run the '([^']+)' command")
+_LINE = re.compile(r"@user_script: ?(\d+)")
+
+
+def _missing_rule(message: str, call: Call | None) -> str:
+    """Return the ACL rules that would permit what was refused.
+
+    Redis 6.2 and 7.0 do not name a command that was refused inside a script. They name the
+    script's line, which has the command.
+    """
+    if named := _NAMED.search(message):
+        return f"+{named[1]}"
+    if "channel" in message:
+        return "&semel:*"
+    if call is None:
+        return "~semel:*" if "key" in message else ""
+    if "key" in message:
+        topic = "" if call.key.startswith(b"semel:") else f"~{call.key.decode()} "
+        return f"{topic}~semel:*"
+    line = _LINE.search(message)
+    return " ".join(f"+{name}" for name in call.script.commands(int(line[1]) if line else None))
 
 
 def unreachable(error: Exception) -> StoreUnavailableError:
     """No answer: the call may have taken effect, unless no connection was opened for it."""
+    error = _forbidden(error) or error
     reason = _CODES.get(type(error), "") + (str(error) or type(error).__name__).rstrip(".")
     if hint := _hint(reason):
         return StoreUnavailableError(f"Redis cannot serve us: {reason}{hint}")
@@ -107,3 +143,10 @@ def unreachable(error: Exception) -> StoreUnavailableError:
         f"Redis did not answer: {reason}. {'' if ' connecting to ' in reason else doubt}"
         "Check that the server runs and can be reached from here"
     )
+
+
+def _forbidden(error: BaseException | None) -> Exception | None:
+    """The refusal by ACL that redis-py reports as "Cluster mode is not enabled on this node"."""
+    while error is not None and not isinstance(error, NoPermissionError):
+        error = error.__cause__ or error.__context__
+    return error

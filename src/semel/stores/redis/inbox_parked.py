@@ -10,14 +10,12 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
-import redis
-
 from semel.errors import StoreUnavailableError
 from semel.messages import Audit, ParkedMessage, ParkedSequence, Settled, Settlement
 from semel.stores import inbox_rules as rules
 from semel.stores.inbox_rules import Change, Mark, View
+from semel.stores.redis import asking
 from semel.stores.redis import inbox_words as words
-from semel.stores.redis.faults import BROKEN, unreachable
 from semel.stores.redis.inbox_words import Place
 from semel.stores.redis.line import Line
 from semel.stores.rules import micros, moment
@@ -215,20 +213,12 @@ class Parked:
     async def _keys(self, name: str) -> AsyncIterator[Sequence[bytes]]:
         """Of all servers, in pages; some may come twice."""
         match = ("MATCH", words.pattern(self.namespace, name), "COUNT", SCAN_COUNT)
-        for server in await self._asked(self.line().servers()):
+        for server in await asking.servers(self.line()):
             cursor = -1
             while cursor != 0:
-                asked = self.line().ask(server, "SCAN", max(cursor, 0), *match)
-                cursor, page = await self._asked(asked)
+                page_after = ("SCAN", max(cursor, 0), *match)
+                cursor, page = await asking.ask(self.line(), server, *page_after)
                 yield page
-
-    async def _asked(self, question: Any) -> Any:
-        try:
-            return await question
-        except redis.ResponseError as error:
-            raise StoreUnavailableError(f"Redis refused: {error}") from error
-        except BROKEN as error:
-            raise unreachable(error) from error
 
 
 def _wanted(look: _Look, topic: str | None, tenant: str | None, state: str | None) -> bool:

@@ -80,8 +80,8 @@ class RedisLog:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "semel: Redis does not let this user ring, so readers are late: %s. Let it "
-                "publish: ACL SETUSER <name> &semel:* +publish +spublish",
+                "semel: Redis does not let this user publish, so readers are late: %s. Let it "
+                "publish: ACL SETUSER <user> &semel:* +publish (on a cluster +spublish)",
                 why,
             )
 

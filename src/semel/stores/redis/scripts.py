@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from base64 import urlsafe_b64decode
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,11 @@ from semel.values import (
 _LUA = files("semel.stores") / "lua"
 
 
+# A Redis command in the Lua source. One script gives `pcall` the name `add`. XINFO and XGROUP are
+# the only commands with subcommands in these scripts.
+_COMMAND = re.compile(rb"\b(call|pcall|add)\(\s*'((?:(?:XINFO|XGROUP)', ')?[A-Z]+)'")
+
+
 class Script:
     """A verb's Lua, known to the server by its hash once it has seen the source."""
 
@@ -62,6 +68,20 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
         self.by_hash = b"$7\r\nEVALSHA\r\n" + _bulk(self.sha)
         self.in_full = b"$4\r\nEVAL\r\n" + _bulk(self.source)
+
+    def commands(self, line: int | None) -> list[str]:
+        """Return the Redis commands on a line of the source, as ACL rules name them.
+
+        Without a line, return those that the script calls with `pcall`: for other commands, Redis
+        reports the line.
+        """
+        found = []
+        for match in _COMMAND.finditer(self.source):
+            begins = self.source.count(b"\n", 0, match.start()) + 1
+            ends = begins + match[0].count(b"\n")
+            if match[1] != b"call" if line is None else begins <= line <= ends:
+                found.append(match[2].lower().replace(b"', '", b"|").decode())
+        return list(dict.fromkeys(found))
 
     def opening(self, arguments: int) -> bytes:
         """How a command of the script with one key and so many arguments begins."""
