@@ -395,8 +395,10 @@ class Call:
             # A record in the caller's own transaction goes with it: nothing has happened.
             happened = error.again or isinstance(error, CorruptRecordError)
             return Raised(self._unrecorded(value, error) if happened else error)
-        if isinstance(verdict, Kept):
-            return value
+        return value if isinstance(verdict, Kept) else self._superseded(verdict, value)
+
+    def _superseded(self, verdict: Lost, value: Any) -> Any:
+        """Return the result of the attempt that took over, or `ClaimLostError` as `Raised`."""
         if verdict.outcome is not None:
             return self.replay(verdict.outcome)
         return Raised(

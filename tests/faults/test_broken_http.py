@@ -189,19 +189,19 @@ async def test_a_second_head_is_refused_as_by_a_server(store):
 async def test_an_app_that_fails_while_it_goes_live_has_its_head_already(store):
     """Else the server would say 500, and then hear of a 200."""
     slow = WrappedStore(store)
-    slow.line.delay_before["complete"] = 0.05
+    slow.line.delay_before["renew"] = 0.05
 
     async def app(scope, receive, send):
         await start(send)
         await go_on(send, b"begun")
-        await until(lambda: slow.line.count["complete"])
+        await until(lambda: slow.line.count["renew"])
         raise ValueError("after its first piece")
 
     wire = Wire(b"{}")
     with pytest.raises(ValueError, match="after its first piece"):
         await ask(door(app, slow, Rule(linger=0.01)), key="k", wire=wire)
     assert [message["type"] for message in wire.sent][:1] == ["http.response.start"]
-    assert (await record(store)).state is State.COMPLETED
+    assert (await record(store)).state is State.FAILED
 
 
 @pytest.mark.parametrize("on_error", ["release", "hold"])

@@ -140,3 +140,10 @@ def test_a_body_that_breaks_off_leaves_nothing(web, key):
 def test_the_limit_is_the_limit(web, key, size):
     reply = httpx.post(f"{web.url}/charge", headers={"Idempotency-Key": key}, content=b"x" * size)
     assert reply.status_code == (201 if size == MIB else 413)
+
+
+async def test_escaped_slash_on_a_real_server_is_another_path(web, key):
+    first = await fetch(web, "/charge/a%2Fb", key)
+    assert (first.status, (await fetch(web, "/charge/a/b", key)).problem) == (201, "key-reused")
+    assert (await fetch(web, "/charge/a%2fb", key)).body == first.body
+    assert len(web.runs(key)) == 1

@@ -102,6 +102,47 @@ def test_who_hangs_up_on_more_than_is_kept_learns_that_it_happened(web, key, how
     assert len(web.runs(key)) == 1
 
 
+def half_a_stream(web, path, key):
+    """A connection on which half of a stream has arrived."""
+    connection = begin(web, path, key)
+    seen = b""
+    while b"half" not in seen:
+        piece = connection.recv(1000)
+        assert piece, seen
+        seen += piece
+    return connection
+
+
+@hangs_up
+def test_client_that_leaves_a_stream_on_a_real_server_gets_410_later(web, key, how):
+    path = f"/charge?stream=whole&until={key}"
+    hang_up(half_a_stream(web, path, key), how)
+    assert pay(web, path, key).json()["type"] == "urn:semel:problem:in-progress"
+    web.open_gate(key)
+    assert settled(web, path, key).status_code == 410
+    assert len(web.runs(key)) == 1
+
+
+@pytest.mark.parametrize(
+    ("on_error", "status", "runs"), [("release", 200, 2), ("store", 500, 1), ("hold", 409, 1)]
+)
+def test_stream_that_breaks_off_on_a_real_server_is_settled_as_on_error_says(
+    web, key, on_error, status, runs
+):
+    path = f"/fail-{on_error}/charge?stream=fails&until={key}"
+    connection = half_a_stream(web, path, key)
+    web.open_gate(key)
+    rest = b"".join(iter(lambda: connection.recv(1000), b""))
+    connection.close()
+    assert not rest.endswith(b"0\r\n\r\n")  # the client sees that it is not whole
+    reply = pay(web, path, key)
+    assert (reply.status_code, len(web.runs(key))) == (status, runs)
+    if status == 409:
+        assert reply.json()["type"] == "urn:semel:problem:outcome-unknown"
+    if status == 200:
+        assert reply.text == "half whole"
+
+
 def test_more_than_is_kept_arrives_whole_the_first_time(web, key):
     path = f"/charge?pad={TOO_MUCH}"
     assert len(pay(web, path, key).json()["pad"]) == TOO_MUCH

@@ -386,8 +386,24 @@ async def test_a_caller_is_let_in_again_before_every_replay(store, shop):
     assert shop.runs == 1
 
 
-@pytest.mark.parametrize("tenant", [None, "", 7, b"shop"])
-async def test_a_tenant_that_is_none_is_an_error_and_nothing_is_run(store, shop, tenant):
+@pytest.mark.parametrize("tenant", [None, False, "", 0, {}, []], ids=repr)
+async def test_an_empty_tenant_is_refused_and_nothing_is_run(store, shop, tenant):
+    async def later(request):
+        return tenant
+
+    for scope in (lambda _: tenant, later):
+        for app in (
+            IdempotencyMiddleware(shop, store=store, scope=scope),
+            IdempotencyMiddleware(shop, store=store, scope="shop", rule=Rule(scope=scope)),
+        ):
+            answer = await ask(app, key="k")
+            assert (answer.status, answer.problem) == (403, "tenant-missing")
+    assert shop.runs == 0
+    assert not store.line.count
+
+
+@pytest.mark.parametrize("tenant", [7, True, b"shop"])
+async def test_a_tenant_that_is_no_text_is_an_error_and_nothing_is_run(store, shop, tenant):
     app = IdempotencyMiddleware(shop, store=store, scope=lambda _: tenant)
     with pytest.raises(SettingsError, match="scope="):
         await ask(app, key="k")

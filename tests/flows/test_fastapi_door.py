@@ -226,10 +226,27 @@ async def test_a_refusal_of_the_scope_is_sent_as_it_is(store):
     assert await shop.records() == []
 
 
-async def test_a_scope_that_gives_no_tenant_is_an_error_of_ours(store):
+@pytest.mark.parametrize("tenant", [None, False, "", 0, [], {}], ids=repr)
+async def test_an_empty_tenant_is_refused_and_nothing_is_run(store, tenant):
+    async def scope():
+        return tenant
+
+    app, ran = new_app(), []
+
+    @app.post("/orders", dependencies=[Depends(Idempotency(store=store, scope=scope))])
+    async def create():
+        ran.append(1)
+
+    shop = Shop(app, store)
+    answer = await shop.post(key="k")
+    assert (answer.status_code, name(answer)) == (403, "tenant-missing")
+    assert (await shop.records(), ran) == ([], [])
+
+
+async def test_scope_that_returns_no_str_is_a_server_error(store):
     app = new_app()
 
-    @app.post("/orders", dependencies=[Depends(Idempotency(store=store, scope=lambda: None))])
+    @app.post("/orders", dependencies=[Depends(Idempotency(store=store, scope=lambda: 7))])
     async def create():
         return {}
 
@@ -827,8 +844,18 @@ def test_the_api_says_what_it_does_with_keys(shop, idempotency):
     assert "kept for 24 hours" in parameter["description"]
     assert operation["x-idempotency-retention"] == 86_400
     assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
-    assert set(operation["responses"]) == {"201", "400", "409", "410", "413", "422", "503"}
-    for status in ("400", "409", "410", "413", "422", "503"):
+    assert set(operation["responses"]) == {
+        "201",
+        "400",
+        "403",
+        "406",
+        "409",
+        "410",
+        "413",
+        "422",
+        "503",
+    }
+    for status in ("400", "403", "406", "409", "410", "413", "422", "503"):
         response = operation["responses"][status]
         assert response["description"]
         assert response["content"]["application/problem+json"]["schema"] == {

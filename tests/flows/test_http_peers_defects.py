@@ -130,6 +130,18 @@ def test_middleware_inside_does_not_switch_idempotency_off_on_a_real_server(web,
     assert [line[0] for line in web.effects()].count(f"pay-{around}") == 1
 
 
+def test_compressed_response_is_decoded_for_a_client_that_refuses_gzip_on_a_real_server(web):
+    def pay(coding):
+        headers = {"Idempotency-Key": "pay-coded", "Accept-Encoding": coding}
+        return httpx.post(f"{web.url}/gzip/pay", headers=headers, content=BODY)
+
+    first, other, again = pay("gzip"), pay("identity"), pay("gzip")
+    assert first.headers["content-encoding"] == again.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in other.headers
+    assert first.content == other.content == again.content
+    assert [line[0] for line in web.effects()].count("pay-coded") == 1
+
+
 async def hand_on(request, call_next):
     return await call_next(request)
 

@@ -141,7 +141,8 @@ async def settled(session, idempotency, key="order-1", **answer):
 def record(url, key="order-1", tenant=""):
     store = SQLStore(url)
     try:
-        idempotency = SqlAlchemyIdempotency(Session(engine_to(url)), tenant_id=tenant)
+        named = {"tenant_id": tenant} if tenant else {}
+        idempotency = SqlAlchemyIdempotency(Session(engine_to(url)), **named)
         return run(store.ledger(SYNC).look(idempotency._key(key).id))
     finally:
         store.close()
@@ -291,6 +292,13 @@ async def test_tenants_never_share(url, shop, session):
     for tenant in ("a", "b"):
         cached = await of(SqlAlchemyIdempotency(session, tenant_id=tenant).get_response("order-1"))
         assert (cached.tenant_id, cached.response) == (tenant, {"of": tenant})
+
+
+@pytest.mark.parametrize("tenant", ["", None, 0, []], ids=repr)
+def test_an_empty_tenant_that_is_named_is_refused(tmp_path, tenant):
+    session = Session(engine_to(f"sqlite:///{tmp_path}/shop.db"))
+    with pytest.raises(SettingsError, match="names no tenant"):
+        SqlAlchemyIdempotency(session, tenant_id=tenant)
 
 
 async def test_what_has_expired_is_deleted_and_nothing_else(url, shop, session):

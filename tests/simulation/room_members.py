@@ -177,7 +177,7 @@ class ServerHere:
         for circuit in (rooms.feed.circuit, rooms.timers._circuit):
             circuit._random = chance
         if presence is not None:
-            presence._circuit._random = chance
+            presence._random = presence._circuit._random = chance
 
     def _count_looks(self) -> None:
         hit, timers, rooms = self.world.hit, self.rooms.timers, self.rooms

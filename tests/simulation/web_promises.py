@@ -186,8 +186,9 @@ class WebPromises:
             arrival.withdrew = True
 
     def _check_kept(self, arrival: Arrival, outcome: Outcome) -> None:
-        if arrival.made is not None and not self.storable(arrival, arrival.made.status):
-            self.wrong(f"a {arrival.made.status} was recorded as the answer for good")
+        made = arrival.made if arrival.raised is None else None
+        if made is not None and not self.storable(arrival, made.status):
+            self.wrong(f"a {made.status} was recorded as the answer for good")
         if outcome.kind == "lost":
             self.hit("recorded_without_body")
 
@@ -245,7 +246,10 @@ class WebPromises:
     # The line.
 
     def sending(self, arrival: Arrival, answer: Answer, *, to_somebody: bool) -> None:
-        """The first byte of a response is about to leave: record, then send."""
+        """Check, before the head of a response is sent and before its end, that it is recorded.
+
+        The head of a response without a length may be sent earlier, while the response is made.
+        """
         maker = self._maker(arrival, answer)
         if maker is None:
             return
@@ -256,7 +260,9 @@ class WebPromises:
         if maker.recorded is not None:
             if to_somebody:
                 maker.subject.seen.add(maker.lifetime)
-        elif maker.lost and not (maker.faults or maker.cut_off):
+        elif maker is arrival and not answer.whole and answer.header(b"content-length") is None:
+            self.hit("live")
+        elif maker.lost and not (maker.faults or maker.cut_off or maker.paused):
             self.wrong("a client was shown another response than the recorded one")
         elif maker is not arrival or not self._cannot_record(arrival):
             self.wrong("a response was sent before it was recorded")
@@ -371,7 +377,7 @@ class WebPromises:
             return
         if story.state == "held" and not arrival.withdrew:
             self.wrong("a request is over and still holds its key")
-        made = arrival.made
+        made = arrival.made if arrival.raised is None else None
         if made is not None and self.storable(arrival, made.status) and story.state != "done":
             self.wrong(f"a handler came to its end and left the key {story.state}")
         failed = arrival.raised is not None or (made is not None and made.status >= 500)

@@ -71,6 +71,7 @@ SOMETIMES = (
     "takeover", "orphan", "mismatch", "expired", "withdrawn", "renewed",
     # door
     "replayed", "adopted", "ran_after_failure", "recorded_without_body", "sent_unrecorded",
+    "live", "failed_midway",
     "told_in-progress", "told_key-reused", "told_store-unavailable", "told_outcome-unknown",
     "told_response-not-kept", "told_interrupted", "told_failed", "recovered", "recover_retry",
     "cannot_tell", "resolved",
@@ -161,6 +162,7 @@ class Line:
         body = answer.body + message.get("body", b"")
         self.answer = replace(answer, body=body, whole=not message.get("more_body", False))
         if self.answer.whole:
+            promises.sending(self.arrival, self.answer, to_somebody=not self.gone.is_set())
             promises.sent(self.arrival, self.answer)
 
     def _deliver(self, answer: Answer) -> None:
@@ -566,7 +568,16 @@ class World:
                 return
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(self.chance() * self.choose(pauses))
+            if "failure" in self._faults and self.chance() < 0.1:
+                self._fail_midway()
         await send({"type": "http.response.body", "body": b""})
+
+    def _fail_midway(self) -> NoReturn:
+        arrival = REQUEST.get()
+        error = HandlerError(f"{arrival.id} raised in the middle of its response")
+        self.hit("failed_midway")
+        self.promises.handler_raises(arrival, error)
+        raise error
 
     # What goes wrong.
 

@@ -5,6 +5,7 @@
 
 What they do is written to $WEB_FOLDER: `effects` has a line per execution. A request that says
 `?until=NAME` is answered when a file of that name is there, and `?pause=SECONDS` after a while.
+`?stream=whole` and `?stream=fails` are answered with a stream that waits in its middle.
 The path says what its key means: `RULES`.
 """
 
@@ -31,6 +32,9 @@ RULES = {
     "/brief/*": Rule(lease=LEASE_S),
     "/held/*": Rule(lease=LEASE_S, on_crash="hold"),
     "/waiting/*": Rule(wait=30, max_waiters=256),
+    "/fail-release/*": Rule(lease=STEADY_S, on_error="release"),
+    "/fail-store/*": Rule(lease=STEADY_S, on_error="store"),
+    "/fail-hold/*": Rule(lease=STEADY_S, on_error="hold"),
     "/large/*": Rule(max_body=256 * 1024 * 1024),
 }
 
@@ -70,6 +74,8 @@ async def charge(scope, receive, send):
     line = f"{attempt.key if attempt else '-'} {os.getpid()}"
     with (folder() / "effects").open("a") as file:
         file.write(line + "\n")  # one write of a short line is whole
+    if "stream" in asked:
+        return await stream(asked, send, first=attempt is None or attempt.number == 1)
     await linger(asked)
     receipt = hashlib.sha256(os.urandom(8)).hexdigest()
     pad = "x" * int(asked.get("pad", ["0"])[0])
@@ -95,6 +101,18 @@ async def linger(asked):
     for name in asked.get("until", ()):
         while not (folder() / name).exists():
             await asyncio.sleep(0.01)
+
+
+async def stream(asked, send, *, first):
+    """Send half a stream; at first wait for its gate, and raise there if `?stream=fails`."""
+    headers = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"half", "more_body": True})
+    if first:
+        await linger(asked)
+        if asked["stream"] == ["fails"]:
+            raise RuntimeError("in the middle of the stream")
+    await send({"type": "http.response.body", "body": b" whole"})
 
 
 async def answer(send, said, status=201):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ from semel.errors import (
     StoreUnavailableError,
 )
 from semel.http import protocol
-from semel.http.protocol import Refusal, Request, Response
+from semel.http.protocol import Refusal, Request, Response, exact_path
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 
@@ -284,3 +286,22 @@ def test_a_refusal_tells_nothing_of_the_store():
     answer = protocol.refusal(StoreUnavailableError("postgresql://app:secret@db refused"))
     assert b"secret" not in answer.body
     assert b"db" not in answer.body
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=4))
+def test_exact_path_tells_all_segments_apart(segments):
+    raw = b"/" + b"/".join(quote_from_bytes(segment, safe="").encode() for segment in segments)
+    path = unquote_to_bytes(raw).decode("utf-8", "replace")
+    exact = exact_path(raw, path, errors="replace") or path
+    assert [unquote_to_bytes(part) for part in exact.encode()[1:].split(b"/")] == segments
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=4))
+def test_exact_path_is_one_for_both_cases_of_escapes(segments):
+    raw = b"/" + b"/".join(quote_from_bytes(segment, safe="").encode() for segment in segments)
+    lower = re.sub(rb"%..", lambda found: found[0].lower(), raw)
+    path = unquote_to_bytes(raw).decode("utf-8", "replace")
+    assert exact_path(raw, path, errors="replace") == exact_path(lower, path, errors="replace")

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from semel.attempt import CURRENT, Attempt, leave
 from semel.colour import ASYNC, keep
+from semel.http import protocol
 from semel.http.body import Body, check_length
 from semel.http.door import Door
 from semel.http.exchange import Exchange
@@ -105,9 +106,14 @@ class IdempotencyMiddleware:
 
 
 def request_of(scope: ASGIScope) -> Request:
-    return Request(
-        scope["method"], scope["path"], scope.get("query_string", b""), scope["headers"], scope
-    )
+    path: str = scope["path"]
+    root: str = scope.get("root_path") or ""
+    raw = scope.get("raw_path")
+    exact = ""
+    if isinstance(raw, bytes):  # optional in ASGI
+        exact = protocol.exact_path(raw, path, errors="replace", root=root)
+    query = scope.get("query_string", b"")
+    return Request(scope["method"], path, query, scope["headers"], scope, exact)
 
 
 async def tenant_of(scope: Scope, request: Request) -> str:
@@ -155,6 +161,8 @@ class Again:
     the middle of a response. So a conversation keeps it back until the response is recorded.
     """
 
+    gone = False
+    """Whether the app has received `http.disconnect`."""
     _most_s: float | None = None
     _listening: asyncio.Event | None = None
 
@@ -177,7 +185,9 @@ class Again:
         if body is None:
             if self._most_s is not None:
                 await self._until_let_through(self._most_s)
-            return await self._receive()
+            message = await self._receive()
+            self.gone = self.gone or message["type"] == "http.disconnect"
+            return message
         if not body.spooled:
             whole = body.whole()
             self.close()  # or it would stay as long as the app runs
@@ -229,6 +239,7 @@ class Conversation:
         self._scope: ASGIScope = {}
         self._passing = False  # what the app sends goes straight to the client
         self._silent = False  # the client has its answer from elsewhere
+        self._broken: OSError | None = None  # what the server's `send` raised: the client is gone
         self._lingering: asyncio.TimerHandle | None = None
         self._lock: asyncio.Lock | None = None
 
@@ -270,7 +281,9 @@ class Conversation:
     async def _settle(self, error: BaseException | None) -> None:
         if self._exchange.closed:
             return
-        if error is None:
+        if self._exchange.live is not None and self._left_by_client(error):
+            await self._exchange.colour.shield(self._exchange.end_live())
+        elif error is None:
             await self._left_open()
         elif isinstance(error, Exception):
             await self._app_failed(error)
@@ -285,16 +298,22 @@ class Conversation:
         self.receive.let_through()
         self.receive.close()
 
+    def _left_by_client(self, error: BaseException | None) -> bool:
+        """Return whether a live response ended early because its client is gone."""
+        if isinstance(error, Exception):
+            return self._broken is not None and is_part_of(self._broken, error)
+        return self._broken is not None or self.receive.gone
+
     async def _app_failed(self, error: Exception) -> None:
         answer = await self._exchange.failed(error)
         self._passing = True
-        if answer is not None:
+        if answer is not None and self._exchange.live is None:
             await reply(self._send, answer)
 
     async def _left_open(self) -> None:
         """The app returned without a whole response: what there is, the server may judge."""
         await self._exchange.failed(RuntimeError("the app returned without a whole response"))
-        if self._start is not None:
+        if self._start is not None and self._exchange.live is None:
             await self._pass_on()
 
     # What the app sees.
@@ -313,7 +332,24 @@ class Conversation:
         if not self._passing:
             await self._gather(message)
         elif not self._silent:
+            self._size += len(message.get("body") or b"")
+            await self._send_live(message)
+
+    def _is_last(self, message: Message) -> bool:
+        """Return whether the client has the whole response when it has this message."""
+        if message["type"] != "http.response.body":
+            return False
+        return not message.get("more_body", False) or self._exchange.is_complete(self._size)
+
+    async def _send_live(self, message: Message) -> None:
+        """Hand a message to the server; the end of a live response is recorded first."""
+        if self._is_last(message) and self._exchange.live and not self._exchange.closed:
+            await self._exchange.end_live(self._size)
+        try:
             await self._send(message)
+        except OSError as error:
+            self._broken = error
+            raise
 
     async def _gather(self, message: Message) -> None:
         kind = message["type"]
@@ -358,7 +394,9 @@ class Conversation:
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         response = self._closing(body if self._size <= self._ruling.max_response else None)
         try:
-            answer = await self._exchange.close(response, routed="endpoint" in self._scope)
+            answer = await self._exchange.close(
+                response, routed="endpoint" in self._scope, size=self._size
+            )
         finally:
             self.receive.let_through()
         if answer is response:
@@ -372,10 +410,10 @@ class Conversation:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _go_live(self) -> None:
-        """A stream, or more than is kept: record that it happened, and let it through."""
+        """Send the response while the app makes it: it is a stream, or too large to keep."""
         response = self._closing(None)
         try:
-            answer = await self._exchange.close(response, routed="endpoint" in self._scope)
+            answer = await self._exchange.go_live(response, routed="endpoint" in self._scope)
         finally:
             self.receive.let_through()
         if answer is response:
@@ -396,10 +434,10 @@ class Conversation:
         self._passing = True
         assert self._start is not None
         pieces, self._pieces = self._pieces, []
-        await self._send(self._start)
+        await self._send_live(self._start)
         if pieces:
             body = b"".join(pieces)
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._send_live({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _say(self, answer: Response) -> None:
         """Somebody else's answer is the one; what our app still sends is for nobody."""
@@ -418,6 +456,19 @@ class Conversation:
     async def _lingered(self) -> None:
         assert self._lock is not None
         async with self._lock:
-            if not self._exchange.closed:
+            if not (self._exchange.closed or self._exchange.live):
                 with contextlib.suppress(OSError):  # the app is told when it sends on
                     await self._go_live()
+
+
+def is_part_of(wanted: BaseException, error: BaseException | None) -> bool:
+    """Return whether one exception is another, its cause, its context or a member of its group."""
+    pending, seen = [error], set()
+    while pending:
+        found = pending.pop()
+        if found is wanted:
+            return True
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            pending += [found.__cause__, found.__context__, *getattr(found, "exceptions", ())]
+    return False

@@ -92,14 +92,10 @@ def too_large(most: int) -> Refusal:
     )
 
 
-# No length has more digits; Python itself would refuse to read some thousands of them.
-DIGITS = 18
-
-
 def check_length(content: str | None, most: int) -> None:
     """Refuse at once what says itself that it is too large."""
     if content is None or not (content.isascii() and content.isdigit()):
         return
     digits = content.lstrip("0")
-    if len(digits) > DIGITS or int(digits or "0") > most:
+    if len(digits) > protocol.DIGITS or int(digits or "0") > most:
         raise too_large(most)

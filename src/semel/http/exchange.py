@@ -1,7 +1,8 @@
 """One keyed request, from its claim to what is sent: written once for both colours.
 
 The handler runs under a claim. What it answers is recorded, and then sent: a client that saw a
-byte of it gets the same bytes when it asks again, and one that hung up finds them waiting.
+byte of it gets the same bytes when it asks again, and one that hung up finds them waiting. A
+response that is sent while the handler makes it keeps the claim until its last byte.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from semel.call import Call, Raised, told
 from semel.colour import Colour
 from semel.errors import OutcomeUnknownError, SemelError, SettingsError, StoreUnavailableError
 from semel.guard import require, step
-from semel.http import protocol
+from semel.http import coding, protocol
 from semel.http.protocol import Request, Response
 from semel.http.rule import FIRST_SERVER_ERROR, INTERRUPTED, Ruling, interrupted
 from semel.ports import Store
 from semel.stores.rules import LAPSED
-from semel.values import Claim, Done, Key, Orphan, Outcome, Verdict
+from semel.values import Claim, Done, Kept, Key, Lost, Orphan, Outcome, Verdict
 from semel.waiting import ROOM
 
 log = logging.getLogger("semel")
@@ -72,6 +73,10 @@ class Exchange(Call):
 
     attempt_type = RequestAttempt
     closed = False
+    live: Response | None = None
+    """Head of the response that is sent while the handler makes it and the claim is held."""
+    live_routed = True
+    _bound = False
 
     def __init__(
         self,
@@ -147,13 +152,74 @@ class Exchange(Call):
                 "SQLStore(url) over the session's own database"
             )
         self._ledger = bind(session, commit=True).ledger(self.colour)
+        self._bound = True
 
-    async def close(self, response: Response, *, routed: bool = True) -> Response:
+    async def go_live(self, response: Response, *, routed: bool = True) -> Response:
+        """Return what to send first: the head of this response, or what another attempt recorded.
+
+        The claim is held until `end_live` or `failed`. With a bound session it is not: the session
+        is committed, with the record, before the first byte is sent.
+        """
+        if self._bound:
+            return await self.close(response, routed=routed)
+        try:
+            verdict = Kept() if self._is_copy() else await self._ledger.renew(self._claimed())
+        except StoreUnavailableError:
+            verdict = Kept()  # the timer renews again; the store may be back by then
+        if isinstance(verdict, Lost):
+            self.closed = True
+            self._end()
+            return self._shown(self._superseded(verdict, response))
+        self.live, self.live_routed = response, routed
+        return response
+
+    def is_complete(self, size: int) -> bool:
+        """Return whether `size` bytes are all of the live response, by its Content-Length."""
+        if self.live is None or self.closed:
+            return False
+        return 0 < protocol.length_of(self.live, self._request.method) <= size
+
+    async def end_live(self, size: int | None = None) -> None:
+        """Record that the live response has ended: whole, or left by its client.
+
+        `size`: the bytes of the whole body, None if the client left before the handler had ended.
+        """
+        response = self.live
+        assert response is not None
+        answer = await self.close(response, routed=self.live_routed, size=size)
+        if answer not in (response, INTERRUPTED):
+            log.warning(
+                "semel: a response to %r was sent, and a retry gets another answer: the claim was "
+                "taken over meanwhile, or the store did not answer",
+                self.key.text,
+            )
+
+    async def _renew(self) -> None:
+        ran_s = self.colour.now() - self._started
+        if self.live is None or self.closed or ran_s <= self.policy.max_run_s:
+            await super()._renew()
+        else:
+            # If the lease expired here, a retry would run beside a handler that is still sending.
+            log.warning(
+                "semel: the response to %r is still being sent after max_run=%gs; it is recorded "
+                "as if it had ended",
+                self.key.text,
+                self.policy.max_run_s,
+            )
+            await self.end_live()
+
+    async def close(
+        self, response: Response, *, routed: bool = True, size: int | None = None
+    ) -> Response:
         """Record how the handler answered; the answer is what to send.
 
-        That is the response itself, or what another attempt has recorded meanwhile.
+        That is the response itself, or what another attempt has recorded meanwhile. A body of
+        `size` bytes that is shorter than its Content-Length has broken off.
         """
         status = response.status
+        if size is not None and size < protocol.length_of(response, self._request.method):
+            error = BrokenOffError(f"the app ended this {status} after {size} bytes of its body")
+            return await self.failed(error) or response
         failed = status >= FIRST_SERVER_ERROR
         kept = failed or self._ruling.keeps(status, routed=routed)  # yours, and it may raise
         self.closed = True
@@ -204,10 +270,25 @@ class Exchange(Call):
     def _shown(self, replay: Any) -> Response:
         """What was recorded, as a replay, or why it cannot be shown."""
         if type(replay) is not Raised:
-            return protocol.replayed(replay, self._request)
+            return self._replayed(replay)
         if isinstance(replay.error, SemelError):
             return self._refused(replay.error)
         raise replay.error
+
+    def _replayed(self, recorded: Response) -> Response:
+        most = self._ruling.max_response
+        try:
+            response = coding.accepted(recorded, self._request, most)
+        except coding.NotAcceptedError as error:
+            return self._for_browser(
+                protocol.problem(
+                    "coding-not-accepted",
+                    "The request with this key was processed once. Its response was recorded with "
+                    f"Content-Encoding: {error.codings}. Send the request again with the same key "
+                    "and an Accept-Encoding that allows this coding.",
+                )
+            )
+        return protocol.replayed(response, self._request)
 
     def _unknown(self, orphan: Orphan) -> OutcomeUnknownError:
         """For the log: the client is told what everybody may know."""
@@ -258,7 +339,7 @@ class Exchange(Call):
     def _outcome(self, value: Any) -> Outcome:
         response: Response = value
         most = self._ruling.max_response
-        if response.body is None or len(response.body) > most:
+        if response.body is None or (len(response.body) > most and response is not INTERRUPTED):
             why = f"the body of this {response.status} has more than max_response={most} bytes"
             return Outcome("lost", why.encode(), response.status)
         data = protocol.written(response, self._ruling.never_kept)
@@ -273,6 +354,10 @@ def _settling(key: Key, *, per_operation: bool) -> str:
     if key.text.startswith("-") or not "".join(named).isprintable():
         named = [key.id.hex(), "--http"]
     return shlex.join(["semel", "ledger", "resolve", "URL", *named])
+
+
+class BrokenOffError(Exception):
+    """The handler ended its response before its Content-Length."""
 
 
 class Unrecorded(Exception):  # noqa: N818 - a status, not a mishap

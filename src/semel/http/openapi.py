@@ -100,6 +100,8 @@ def problems(ruling: Ruling) -> Iterator[str]:
     on_crash = ruling.on_error if ruling.rule.on_crash is None else ruling.rule.on_crash
     never = {
         "key-missing": not ruling.required,
+        "tenant-malformed": isinstance(ruling.scope, str),
+        "tenant-missing": isinstance(ruling.scope, str),
         "body-malformed": ruling.fingerprint != "json",
         "outcome-unknown": on_crash in ("release", "store"),
         "interrupted": "store" not in (ruling.on_error, on_crash),

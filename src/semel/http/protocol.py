@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from math import ceil
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 from semel import keys
 from semel.errors import (
@@ -46,7 +47,8 @@ Header: TypeAlias = tuple[bytes, bytes]
 class Request:
     """A request's head, as a scope or a fingerprint of yours sees it.
 
-    `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ.
+    `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ. `exact_path` is
+    the path that is compared with that of a retry; empty where `path` itself is compared.
     """
 
     method: str
@@ -54,6 +56,7 @@ class Request:
     query: bytes
     headers: Sequence[Header]
     raw: Mapping[str, Any]
+    exact_path: str = ""
 
     def header(self, name: str) -> str | None:
         """The first header of this name."""
@@ -136,6 +139,33 @@ def parse_key(contents: Sequence[bytes]) -> str:
 # --- what is compared ---------------------------------------------------------------------------
 
 
+_KEPT = re.compile(rb"%(2[Ff]|25)")
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
+
+
+def exact_path(raw: bytes, path: str, *, errors: str, root: str = "") -> str:
+    """Return the path with `%2F`, `%25` and bytes that are not UTF-8 still escaped.
+
+    To clients and proxies `/a%2Fb` and `/a/b` are two paths; decoded, they are one. Spellings of
+    the same path (`%2f` and `%2F`, `%61` and `a`) stay equal. `raw` is the path as it was sent;
+    `errors` is the error handler with which the server decoded it into `path`. `root` is a mount
+    point that may come before it. The result is empty where `raw` has no escapes, and where `raw`
+    does not decode to `path`: a middleware may have changed it.
+    """
+    if b"%" not in raw:
+        return ""
+    raw = raw.partition(b"?")[0]
+    decoded = unquote_to_bytes(raw).decode("utf-8", errors)
+    kept = unquote_to_bytes(_KEPT.sub(lambda found: b"%25" + found[1].upper(), raw))
+    text = kept.decode("utf-8", "surrogateescape")
+    exact = _NO_UTF8.sub(lambda found: f"%{ord(found[0]) - 0xDC00:02X}", text)
+    if decoded == path:
+        return exact
+    if decoded == root + path and exact.startswith(root):
+        return exact.removeprefix(root)
+    return ""
+
+
 Fingerprint: TypeAlias = Literal["bytes", "json"] | Callable[[Request, bytes], Any] | None
 
 
@@ -143,14 +173,15 @@ class Digest:
     """What must be equal when the key comes again: method, path, query and body, or your choice."""
 
     def __init__(self, request: Request) -> None:
+        path = request.exact_path or request.path
         self._hash = hashlib.sha256(
             b"%d %d %d %s %s %s"
             % (
                 len(request.method),
-                len(request.path),
+                len(path),
                 len(request.query),
                 request.method.encode("utf-8", "surrogatepass"),
-                request.path.encode("utf-8", "surrogatepass"),
+                path.encode("utf-8", "surrogatepass"),
                 request.query,
             )
         )
@@ -263,8 +294,21 @@ def read(data: bytes) -> Response:
     return Response(int(status), tuple(_header(line) for line in lines), body)
 
 
+# Maximum number of digits in a length. int() raises ValueError for more than 4300.
+DIGITS = 18
+
 # RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5: a server refuses to send a body with these.
 WITHOUT_BODY = (204, 205, 304)
+
+
+def length_of(response: Response, method: str) -> int:
+    """Return the Content-Length; 0 where there is none, or where the response has no body."""
+    if method.upper() == "HEAD" or response.status in WITHOUT_BODY:
+        return 0
+    for name, content in response.headers:
+        if name.lower() == b"content-length" and content.isdigit() and len(content) <= DIGITS:
+            return int(content)
+    return 0
 
 
 def as_json(status: int, found: Any) -> Response:
@@ -299,6 +343,9 @@ PROBLEMS: Mapping[str, tuple[int, str]] = {
     "key-missing": (400, "Idempotency-Key is missing"),
     "key-malformed": (400, "Idempotency-Key is malformed"),
     "body-malformed": (400, "The body cannot be compared"),
+    "tenant-malformed": (400, "The tenant of this request cannot be used"),
+    "tenant-missing": (403, "This request belongs to no tenant"),
+    "coding-not-accepted": (406, "The recorded response has a coding that is not accepted"),
     "in-progress": (409, "A request is outstanding for this Idempotency-Key"),
     "outcome-unknown": (409, "An earlier request with this Idempotency-Key was interrupted"),
     "response-not-kept": (410, "The response for this Idempotency-Key was not kept"),

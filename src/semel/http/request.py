@@ -12,6 +12,7 @@ from semel.http import protocol
 from semel.http.body import Body
 from semel.http.exchange import RequestAttempt
 from semel.http.protocol import Header, Refusal, Request
+from semel.http.refusal import is_refusal
 from semel.http.rule import Ruling
 from semel.values import Key
 
@@ -40,7 +41,7 @@ def key_of(found: list[bytes]) -> str:
 
 def operation_of(request: Request) -> str:
     """What is compared even where nothing else is, so it must tell long paths apart."""
-    path = request.path
+    path = request.exact_path or request.path
     if len(path) > SHOWN:
         whole = hashlib.sha256(path.encode("utf-8", "surrogatepass"))
         path = f"{path[:SHOWN]}...{whole.hexdigest()[:16]}"
@@ -59,11 +60,23 @@ def record_key(ruling: Ruling, request: Request, text: str, tenant: str) -> Key:
 
 
 def checked_tenant(tenant: Any) -> str:
-    if isinstance(tenant, str) and tenant:
+    """Return the tenant; raise `Refusal` if `scope` gave none, or one that no store can hold."""
+    if is_refusal(tenant):
+        raise Refusal(
+            protocol.problem(
+                "tenant-missing", "Send the credentials that say which tenant you are."
+            )
+        )
+    if isinstance(tenant, str):
+        try:
+            keys.check_name("tenant", tenant)
+        except SettingsError as error:
+            said = f"Nothing was done, because no record can have this tenant: {error}."
+            raise Refusal(protocol.problem("tenant-malformed", said)) from error
         return tenant
     raise SettingsError(
-        f"scope= gave {tenant!r}; a tenant is a str that is not empty. To turn a caller away, "
-        "raise semel.http.Refusal"
+        f"scope= gave {tenant!r}; a tenant is a str. To refuse a caller, return None, or raise "
+        "semel.http.Refusal"
     )
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
+from semel import keys
 from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.protocol import Fingerprint, Request, Response
@@ -37,8 +38,8 @@ class Rule:
     `methods`: the ones it is for; others pass untouched.
     `retention`: how long a response is remembered after it was recorded; None for ever.
     `wait`: how long a request waits for another one with its key; 0 answers 409 at once.
-    `on_error`: what an exception or a 5xx means: "release", a retry runs; "store", it is the
-    answer from now on; "hold", nobody knows, and it is not repeated until somebody settles it.
+    `on_error`: what a 5xx means, or an exception before the last byte: "release", a retry runs;
+    "store", a retry gets the error; "hold", the outcome is unknown and must be settled first.
     `on_crash`: the same for a process that died, or a function that finds out; as `on_error`
     unless given.
     `stores`: which statuses below 500 are recorded, as a collection or a function. 401, 403, 408,
@@ -213,8 +214,11 @@ def _one_of(name: str, given: object, choices: tuple[str, ...]) -> None:
 
 
 def _scope(scope: Any) -> Scope:
-    if callable(scope) or (isinstance(scope, str) and scope):
+    if callable(scope):
         return cast("Scope", scope)
+    if isinstance(scope, str) and scope:
+        keys.check_name("tenant", scope)
+        return scope
     raise SettingsError(
         "scope= says whose key it is: a function of the request that gives the tenant or the "
         "signed-in user, or the name of the only tenant there is. Without it one customer could "

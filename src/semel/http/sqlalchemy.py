@@ -48,11 +48,12 @@ from semel import keys
 from semel.call import Call, Raised, summary, unwrap
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import IdempotencyConflictError, SettingsError, StoreUnavailableError
+from semel.http.refusal import is_refusal
 from semel.keys.digest import LIMIT
 from semel.policy import MIB, Policy, Seconds, make_policy
 from semel.ports import StoreLedger
 from semel.stores.sql import SQLStore
-from semel.stores.sql.bound import refuse_autocommit
+from semel.stores.sql.bound import codec_of, refuse_autocommit
 from semel.stores.sql.committing import Watch, the_session
 from semel.stores.sql.rows import KEY_CHARS, TENANT_CHARS, original_text, shortened
 from semel.values import Done, Key, Outcome, Record, State
@@ -90,7 +91,7 @@ class _Told(sa.types.TypeDecorator[str]):
         self.most = most
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        return None if value is None else shortened(value, self.most)
+        return None if value is None else shortened(value, self.most, codec_of(dialect))
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> str | None:
         return None if value is None else original_text(value)
@@ -120,8 +121,8 @@ class _Tables(orm.DeclarativeBase):
 class IdempotencyRecord(_Tables):
     """A row of table `idempotency`, to be selected; only the ledger writes it.
 
-    `response` is what `store_response` was given. What takes more than 64 KiB is in `body`
-    instead, as JSON.
+    `response` is what `store_response` was given. What takes more than 64 KiB, or has a character
+    that the database's encoding lacks, is in `body` instead, as JSON.
     """
 
     __tablename__ = "idempotency"
@@ -416,6 +417,18 @@ def _policy(ttl: Seconds, lease: Seconds) -> Policy:
     )
 
 
+class _OnlyTenant(str):
+    """Type of the default of `tenant_id`, which is empty.
+
+    It tells the default from an empty name that the caller gives, which is refused.
+    """
+
+    __slots__ = ()
+
+
+_ONLY_TENANT = _OnlyTenant()
+
+
 class SqlAlchemyIdempotency(Generic[S]):
     """Locks keys, and stores the responses to them in the session's own transaction.
 
@@ -428,7 +441,7 @@ class SqlAlchemyIdempotency(Generic[S]):
         self,
         session: S,
         *,
-        tenant_id: str = "",
+        tenant_id: str = _ONLY_TENANT,
         store: SQLStore | None = None,
         ttl: Seconds = 86_400,
         lease: Seconds = 30,
@@ -438,7 +451,13 @@ class SqlAlchemyIdempotency(Generic[S]):
         self._sync = given.sync_session if isinstance(given, AsyncSession) else given
         self._colour: Colour = ASYNC if isinstance(given, AsyncSession) else SYNC
         self._store = _default_store(self._sync, self._colour) if store is None else store
-        self._tenant = tenant_id
+        if tenant_id is not _ONLY_TENANT and is_refusal(tenant_id):
+            raise SettingsError(
+                f"tenant_id={tenant_id!r} names no tenant; refuse the request, or leave tenant_id "
+                "out where there is only one"
+            )
+        self._tenant = "" if tenant_id is _ONLY_TENANT else tenant_id
+        keys.check_name("tenant", self._tenant)
         self._policy = _policy(ttl, lease)
         if not isinstance(self._store, SQLStore):
             raise SettingsError(

@@ -18,6 +18,7 @@ import functools
 import inspect
 import io
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from types import TracebackType
@@ -118,6 +119,16 @@ def path_of(environ: Environ) -> str:
     return path.encode("latin-1").decode("utf-8", "backslashreplace")
 
 
+_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?]*")
+
+
+def exact_path_of(environ: Environ, path: str) -> str:
+    """As `protocol.exact_path`; empty where the server does not say how the path was sent."""
+    target: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    raw = _AUTHORITY.sub("", target, count=1) if not target.startswith("/") else target
+    return protocol.exact_path(raw.encode("latin-1", "replace"), path, errors="backslashreplace")
+
+
 def request_of(environ: Environ) -> Request:
     headers = [
         (header, content.encode("latin-1"))
@@ -125,7 +136,9 @@ def request_of(environ: Environ) -> Request:
         if (header := header_named(name)) and (content or name not in UNPREFIXED)
     ]
     query = environ.get("QUERY_STRING", "").encode("latin-1")
-    return Request(environ["REQUEST_METHOD"], path_of(environ), query, headers, environ)
+    path = path_of(environ)
+    exact = exact_path_of(environ, path)
+    return Request(environ["REQUEST_METHOD"], path, query, headers, environ, exact)
 
 
 @functools.lru_cache(maxsize=1024)  # clients choose the names, and mostly the same
@@ -221,7 +234,7 @@ class Live:
     def __init__(
         self,
         first: bytes,
-        rest: Iterator[bytes],
+        rest: Callable[[], bytes],
         attempt: Attempt | None,
         close: Callable[[], None],
     ) -> None:
@@ -239,7 +252,7 @@ class Live:
             return first
         token = CURRENT.set(self._attempt)
         try:
-            return next(self._rest)
+            return self._rest()
         finally:
             leave(token)
 
@@ -289,8 +302,8 @@ class Conversation:
             self.close()
             raise
         finally:
-            self._exchange.let_go()
             if self._live is None:  # nobody reads it any more, and the client may be slow
+                self._exchange.let_go()
                 self._body.close()
 
     def _run(self, app: WSGIApplication) -> None:
@@ -303,12 +316,16 @@ class Conversation:
                 raise
         except BaseException as error:
             if not self._exchange.closed:
+                self._exchange.closed = True
                 run(self._exchange.interrupt(error))
             raise
 
     def _answered_for(self, error: Exception) -> bool:
         """The app raised: is there an answer all the same? Else the server sees the error."""
         if self._exchange.closed:
+            return False
+        if self._exchange.live is not None:
+            self._live_failed(error)
             return False
         self._answer = run(self._exchange.failed(error))
         if self._answer is None:
@@ -319,13 +336,59 @@ class Conversation:
     def _gather(self, app: WSGIApplication) -> None:
         self._iterable = app(self._environ, self.start_response)
         self._rest = iter(self._iterable)
-        while not self._exchange.closed:
+        while self._gathering:
             try:
                 piece = next(self._rest)
             except StopIteration:
                 return self._finish()
             self._take(piece)
         return None
+
+    @property
+    def _gathering(self) -> bool:
+        """Whether all of the response so far is held back."""
+        return not (self._exchange.closed or self._exchange.live)
+
+    def _next_live(self) -> bytes:
+        """Return the next piece of a live response; record its end, or an exception."""
+        try:
+            piece = next(self._rest)
+        except StopIteration:
+            self._end_live(self._size)
+            raise
+        except BaseException as error:
+            self._live_failed(error)
+            raise
+        self._size += len(piece)
+        self._end_complete()
+        return piece
+
+    def _end_complete(self) -> None:
+        """Record the end before the client has its last byte, where Content-Length shows it."""
+        if self._exchange.is_complete(self._size):
+            self._end_live(self._size)
+
+    def _end_live(self, size: int | None = None) -> None:
+        if self._exchange.live is None or self._exchange.closed:
+            return
+        try:
+            run(self._exchange.end_live(size))
+        except Exception as error:  # from `stores`, which is the user's
+            self._live_failed(error)
+            raise
+
+    def _live_failed(self, error: BaseException) -> None:
+        """Settle a live response whose app raised.
+
+        An `Exception` is settled as `on_error` says, any other error as `on_crash` says.
+        """
+        if self._exchange.live is None or self._exchange.closed:
+            return
+        if isinstance(error, Exception):
+            run(self._exchange.failed(error))
+        else:
+            self._exchange.closed = True
+            run(self._exchange.interrupt(error))
 
     def _sent(self) -> Iterable[bytes]:
         """What the server gets, now that it is recorded."""
@@ -334,16 +397,24 @@ class Conversation:
         body = b"".join(self._pieces)
         self._pieces = []
         if self._live is not None:
-            return Live(body, self._rest, self._exchange.attempt, self.close)
+            self._end_complete()
+            return Live(body, self._next_live, self._exchange.attempt, self.close)
         self._start_response(self._status, self._headers)
         return Whole(body, self.close)
 
     def close(self) -> None:
-        """Let go of the app's iterable, once, and of the body."""
+        """Let go of the app's iterable, once, and of the body.
+
+        A live response that the server closes early has been left by its client.
+        """
         iterable, self._iterable = self._iterable, None
         try:
             if (close := getattr(iterable, "close", None)) is not None:
                 close()
+            self._end_live()
+        except BaseException as error:
+            self._live_failed(error)
+            raise
         finally:
             self._body.close()
 
@@ -360,7 +431,10 @@ class Conversation:
         self._raw_headers = tuple((n.encode("latin-1"), c.encode("latin-1")) for n, c in headers)
         if self._live is not None:
             self._live = self._start_response(status, headers, exc_info)
-        elif not self._exchange.closed and is_stream(self._raw_headers):
+            if self._exchange.live is not None:
+                self._exchange.live = self._response(None)
+                self._exchange.live_routed = self._routed(self._exchange.live)
+        elif self._gathering and is_stream(self._raw_headers):
             self._go_live()
         return self.write
 
@@ -372,6 +446,7 @@ class Conversation:
     def write(self, piece: bytes) -> None:
         self._take(piece)
         if self._live is not None:
+            self._end_complete()
             pieces, self._pieces = self._pieces, []
             for gathered in pieces:
                 self._live(gathered)
@@ -385,7 +460,7 @@ class Conversation:
             return
         self._pieces.append(piece)
         self._size += len(piece)
-        if not self._exchange.closed and self._goes_on():
+        if self._gathering and self._goes_on():
             self._go_live()
 
     def _goes_on(self) -> bool:
@@ -406,17 +481,22 @@ class Conversation:
     def _finish(self) -> None:
         if not self._status:
             raise AssertionError("the app returned without calling start_response")
-        self._close(self._response(b"".join(self._pieces)))
+        response = self._response(b"".join(self._pieces))
+        routed = self._routed(response)
+        answer = run(self._exchange.close(response, routed=routed, size=self._size))
+        self._use(response, answer)
 
     def _go_live(self) -> None:
-        """A stream, or more than is kept: record that it happened, and let it through."""
-        self._close(self._response(None))
+        """Send the response while the app makes it: it is a stream, or too large to keep."""
+        response = self._response(None)
+        self._use(response, run(self._exchange.go_live(response, routed=self._routed(response))))
         if self._answer is None:
             self._live = self._start_response(self._status, self._headers)
 
-    def _close(self, response: Response) -> None:
-        routed = names(self._ruling.rule, response.status)
-        answer = run(self._exchange.close(response, routed=routed))
+    def _routed(self, response: Response) -> bool:
+        return names(self._ruling.rule, response.status)
+
+    def _use(self, response: Response, answer: Response) -> None:
         if answer is not response:
             # Somebody else's answer is the one; what our app still says is for nobody.
             self._answer = answer

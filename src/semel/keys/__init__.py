@@ -16,7 +16,16 @@ cannot be written down, such as a connection, is refused by name.
 from semel.keys.argument import canonical, canonical_call
 from semel.keys.attempt import new_attempt
 from semel.keys.binding import Binder, operation_of
-from semel.keys.digest import HTTP, LIMIT, child_key, fingerprint, identity, make_key, plain
+from semel.keys.digest import (
+    HTTP,
+    LIMIT,
+    check_name,
+    child_key,
+    fingerprint,
+    identity,
+    make_key,
+    plain,
+)
 from semel.keys.identify import AutoKey, Identify, auto_key, identifier
 from semel.keys.template import Template
 
@@ -30,6 +39,7 @@ __all__ = [
     "auto_key",
     "canonical",
     "canonical_call",
+    "check_name",
     "child_key",
     "fingerprint",
     "identifier",

@@ -123,8 +123,8 @@ def plain(what: str, name: str) -> str:
 @functools.lru_cache(maxsize=1024)  # the same few tenants, over and over
 def frame(tenant: str, operation: str | None, version: str) -> tuple[bytes, bytes]:
     """What is hashed before and after the key itself; operation None: it is no part of it."""
-    _check_name("tenant", tenant)
-    _check_name("version", version)
+    check_name("tenant", tenant)
+    check_name("version", version)
     before = framed(VERSION) + framed(tenant.encode())
     after = b"" if operation is None else framed(b"o" + _operation_bytes(operation))
     return before, after + framed(b"v" + version.encode()) if version else after
@@ -154,16 +154,18 @@ def _key_bytes(text: str | bytes) -> bytes:
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def _check_name(what: str, name: str) -> None:
-    """Tenants are columns to search by, so only what every store can hold and compare."""
+def check_name(what: str, name: str) -> None:
+    """Raise `SettingsError` for a name that not every store can hold and compare."""
     if name == "":
         return
     if not isinstance(name, str):
         raise SettingsError(f"a {what} is a str, not {type(name)}; write it as text")
     if _UNSTORABLE.search(name):
         raise SettingsError(f"a {what} must not contain NUL or a lone surrogate; encode it")
-    if len(name) * 4 > LIMIT and len(name.encode()) > LIMIT:
-        raise SettingsError(f"a {what} has at most {LIMIT} bytes; use its id or a hash of it")
+    if len(name) * 4 > LIMIT and (size := len(name.encode())) > LIMIT:
+        raise SettingsError(
+            f"a {what} has at most {LIMIT} bytes, this one has {size}; use its id or a hash of it"
+        )
 
 
 def _operation_bytes(operation: str) -> bytes:
