@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from semel.colour import ASYNC
 
-__all__ = ["Failures"]
+__all__ = ["Failures", "OnceAMinute"]
 
 log = logging.getLogger("semel")
 
@@ -25,7 +25,7 @@ EACH_S = 60.0
 # More than a program has lines that fail. Behind them the one that was told longest ago is new.
 MOST_KINDS = 100
 
-_Kind: TypeAlias = tuple[str, type[BaseException], str, int]
+_Kind: TypeAlias = tuple[str, type[BaseException] | None, str, int]
 
 
 class _Told:
@@ -47,19 +47,58 @@ class Failures:
 
     def tell(self, error: BaseException, message: str, *words: object) -> None:
         """As `log.error(message, *words, exc_info=error)`, unless it was told a moment ago."""
-        kind = (message, type(error), *_raised_at(error))
+        self._tell(logging.ERROR, (message, type(error), *_raised_at(error)), words, error)
+
+    def warn(self, message: str, *words: object) -> None:
+        """Log a warning, at most once a minute for the same `message`."""
+        self._tell(logging.WARNING, (message, None, "", 0), words, None)
+
+    def _tell(
+        self, level: int, kind: _Kind, words: tuple[object, ...], error: BaseException | None
+    ) -> None:
+        since = self.since_told(kind)
+        if since is not None:
+            message = f"{kind[0]}{since}"
+            log.log(level, message, *words, exc_info=error, stacklevel=3)
+
+    def since_told(self, kind: _Kind) -> str | None:
+        """Return what to add to a message of this kind, or None if it must not be logged now."""
         now, last = self._now(), self._told.get(kind)
         if last is not None and now - last.at < EACH_S:
             last.since += 1
-            return
+            return None
         self._told.pop(kind, None)
         self._told[kind] = _Told(now)
         if len(self._told) > MOST_KINDS:
             del self._told[next(iter(self._told))]
-        if last is not None and last.since:
-            times = "once" if last.since == 1 else f"{last.since} times"
-            message += f"; and {times} since this was told last"
-        log.error(message, *words, exc_info=error, stacklevel=2)
+        if last is None or not last.since:
+            return ""
+        times = "once" if last.since == 1 else f"{last.since} times"
+        return f"; and {times} since this was told last"
+
+
+class OnceAMinute(logging.Filter):
+    """Passes each warning or error of another library at most once a minute.
+
+    The next one that passes says how many were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failures = Failures()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        first = str(record.msg).partition("\n")[0]  # asyncio adds lines that differ each time
+        error = record.exc_info[1] if record.exc_info else None
+        kind: _Kind = (first, None, "", 0)
+        if error is not None:
+            kind = (first, type(error), *_raised_at(error))
+        since = self._failures.since_told(kind)
+        if since:
+            record.msg = f"{record.msg}{since}"
+        return since is not None
 
 
 def _raised_at(error: BaseException) -> tuple[str, int]:

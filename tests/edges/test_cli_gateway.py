@@ -35,6 +35,7 @@ def semel_cli(*words):
         (("--authorise", "nothing"), "is not MODULE:NAME"),
         (("--authorise", "nowhere:viewer"), "there is no module 'nowhere'"),
         (("--max-age", "soon"), "is not a duration"),
+        (("--head-timeout", "0", "--port", "0"), "--head-timeout 0s: more than 0 seconds"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(url, options, said):
@@ -86,6 +87,17 @@ def test_without_a_server_the_extra_is_named(url, monkeypatch):
     answer = semel_cli(url)
     assert answer.exit_code == 2
     assert "pip install 'semel[gateway]'" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [((), 1), (("--authorise", "views:viewer"), 0), (("--tickets",), 0)],
+)
+def test_without_authorise_the_start_says_that_everyone_may_read(url, tmp_path, options, times):
+    (tmp_path / "views.py").write_text("def viewer(request, job_id):\n    return None\n")
+    with Running("gateway", url, "--port", "0", *options, cwd=tmp_path) as running:
+        assert running.said.count("everyone who knows a job's id may read it") == times
+        assert running.stop() == 0
 
 
 def test_functions_of_the_application_say_who_may_see_what(url, tmp_path):

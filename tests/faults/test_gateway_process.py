@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -146,3 +147,17 @@ async def _until(condition):
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def test_gateway_whose_file_was_deleted_is_not_ready_and_logs_it_once_a_minute(url):
+    with gateway(url) as running:
+        assert running.ready["ready"]
+        Path(url.removeprefix("sqlite:///")).unlink()
+        answers = [httpx.get(f"{where(running)}/7", timeout=10) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [503] * 3
+        running.until(lambda: not running.ready["ready"], "the probe to notice")
+        status, told = running.ask("/readyz")
+        assert (status, "log.db" in told) == (503, True)
+        running.until(lambda: "a viewer gets a 503" in running.said, "its line")
+        assert running.stop() == 0
+    assert running.said.count("a viewer gets a 503") == 1

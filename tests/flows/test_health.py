@@ -407,7 +407,7 @@ async def test_a_worker_at_work_is_alive_ready_and_counted(database):
 async def test_two_of_one_name_cannot_be_told_apart(database):
     store = SQLStore(database)
     relays = [Relay(store, MemoryBroker()) for _ in range(2)]
-    with pytest.raises(SettingsError, match="two are called relay default"):
+    with pytest.raises(SettingsError, match="two parts are called relay default"):
         async with serve(*relays, at="127.0.0.1:0"):
             pass
     await store.aclose()

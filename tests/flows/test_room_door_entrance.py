@@ -13,8 +13,9 @@ import pytest
 from semel.colour import ASYNC
 from semel.errors import SettingsError
 from semel.http.ws import Limits, RoomDoor, Spectator
+from semel.http.ws.visitor import Origins, visitor_of
 from support.rooms import ROOM, Cards, Client, acted, closed, door_to, rooms_on, seated, simulated
-from support.web import ask
+from support.web import ask, scope_of
 
 # --- who may come in ----------------------------------------------------------------------------
 
@@ -32,6 +33,17 @@ async def _raising(visitor, room_id):
     raise ZeroDivisionError
 
 
+async def _empty(visitor, room_id):
+    return ""
+
+
+class NoTruth:
+    """As an array of numpy, or a condition of SQLAlchemy."""
+
+    def __bool__(self):
+        raise ValueError("the truth value is ambiguous")
+
+
 AUTHORISE = {
     "sync": (lambda visitor, room_id: visitor.token, "JOINED"),
     "async and slow": (_slow, "JOINED"),
@@ -40,6 +52,11 @@ AUTHORISE = {
     "none": (lambda visitor, room_id: None, "UNAUTHORIZED"),
     "false": (lambda visitor, room_id: False, "UNAUTHORIZED"),
     "no name": (lambda visitor, room_id: "", "UNAUTHORIZED"),
+    "zero": (lambda visitor, room_id: 0, "UNAUTHORIZED"),
+    "an empty dict": (lambda visitor, room_id: {}, "UNAUTHORIZED"),
+    "an empty list": (lambda visitor, room_id: [], "UNAUTHORIZED"),
+    "async and empty": (_empty, "UNAUTHORIZED"),
+    "no truth value": (lambda visitor, room_id: NoTruth(), "UNAVAILABLE"),
     "only another room": (lambda visitor, room_id: room_id == "t2" or None, "UNAUTHORIZED"),
     "raising": (_raising, "UNAVAILABLE"),
     "raising at once": (lambda visitor, room_id: 1 / 0, "UNAVAILABLE"),
@@ -108,6 +125,38 @@ async def test_pages_of_other_origins_are_turned_away(store, origins, origin, is
         assert (await new.ended(), new.accepted) == (1008, False)  # of which servers make a 403
         assert door.status().closed == {"origin": 2}
     await closed(door)
+
+
+HOSTS = {
+    "empty, and the origin is null": (b"null", b"", False),
+    "empty, and the origin is empty": (b"", b"", False),
+    "empty, and the origin is a file": (b"file://", b"", False),
+    "empty, and the origin has no host": (b"https://", b"", False),
+    "empty, and the origin has a host": (b"https://shop.example", b"", False),
+    "of spaces": (b"null", b"  ", False),
+    "missing, and the origin is null": (b"null", None, False),
+    "missing, and the origin has a host": (b"https://shop.example", None, False),
+    "null, and so is the origin": (b"null", b"null", False),
+    "with the same port": (b"http://shop.example:8080", b"shop.example:8080", True),
+    "with another port": (b"http://shop.example:8080", b"shop.example:8081", False),
+    "with a port, and the origin without": (b"http://shop.example", b"shop.example:81", False),
+    "in capitals": (b"https://shop.example", b"SHOP.Example", True),
+    "IPv6": (b"http://[::1]:8000", b"[::1]:8000", True),
+    "IPv6 in capitals": (b"http://[fe80::a]", b"[FE80::A]", True),
+    "IPv6 with another port": (b"http://[::1]:8000", b"[::1]:8001", False),
+    "the name of another user": (b"https://shop.example@evil.example", b"shop.example", False),
+    "with the scheme's default port": (b"http://shop.example", b"shop.example:80", True),
+    "with the default port of TLS": (b"https://shop.example", b"shop.example:443", True),
+    "with the port of the other scheme": (b"https://shop.example", b"shop.example:80", False),
+    "an origin with a path": (b"https://shop.example/x", b"shop.example", False),
+}
+
+
+@pytest.mark.parametrize(("origin", "host", "is_let_in"), HOSTS.values(), ids=HOSTS)
+def test_origin_is_let_in_only_with_the_same_host(origin, host, is_let_in):
+    headers = [(b"origin", origin)] + ([] if host is None else [(b"host", host)])
+    visitor = visitor_of({**scope_of("/rooms"), "headers": headers})
+    assert Origins(None).allows(visitor) == is_let_in
 
 
 @simulated(1)

@@ -10,7 +10,7 @@ from semel.http.ws import RoomDoor
 from semel.rooms import Rooms
 from semel.rooms.timers import MOST_NOTES
 from semel.stores.memory import MemoryStore
-from support.rooms import ROOM, Cards, dealt, rooms_on, simulated, state_of
+from support.rooms import ROOM, Cards, acted, dealt, rooms_on, simulated, state_of
 
 
 async def test_a_note_that_is_looked_at_while_it_is_renewed_ends_nothing(monkeypatch):
@@ -65,6 +65,7 @@ async def test_a_room_that_a_failover_has_set_back_is_looked_at_once(monkeypatch
     looked: list[str] = []
     monkeypatch.setattr(rooms.timers, "look_soon", looked.append)
     house = RoomDoor(rooms)._house
+    await acted(rooms, "ann", "sit", room="r")
     standing = await rooms.standing("r")
     for reason in ("trimmed", "overrun", "forked", "forked", "ahead"):
         house.reset("r", standing, reason)

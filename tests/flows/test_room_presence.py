@@ -16,6 +16,14 @@ def door_on(store):
     return door_to(rooms_on(store), presence=True, reauthorise_s=None)
 
 
+async def doors_on(store, *rooms, count=2):
+    """Doors to rooms that exist: an action was accepted in each."""
+    doors = [door_on(store) for _ in range(count)]
+    for room in rooms or (ROOM,):
+        assert (await acted(doors[0].rooms, "host", "say", room=room)).success
+    return doors
+
+
 def last(client):
     """Who is here, as it was told last."""
     told = client.all("PRESENCE")
@@ -28,7 +36,7 @@ async def closed(*doors):
 
 @simulated(1, 2, 3)
 async def test_everybody_is_told_who_is_here_through_whichever_door(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     ann, nobody = await seated(here, "ann", None)
     bob, ann_too, nobody_too = await seated(there, "bob", "ann", None)
     for client in (ann, nobody, bob, ann_too, nobody_too):
@@ -68,7 +76,7 @@ async def test_rooms_are_told_apart_and_it_takes_no_version(store):
 
 @simulated()
 async def test_a_server_that_dies_takes_its_people_with_it_in_a_while(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     (ann,) = await seated(here, "ann")
     await seated(there, "bob", None)
     await ann.until(lambda c: last(c) == (["ann", "bob"], 1))
@@ -83,7 +91,7 @@ async def test_a_server_that_dies_takes_its_people_with_it_in_a_while(store):
 
 @simulated()
 async def test_who_stays_is_here_for_as_long_as_it_stays(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     (ann,) = await seated(here, "ann")
     (bob,) = await seated(there, "bob")
     await asyncio.sleep(3 * GONE_S)
@@ -94,7 +102,7 @@ async def test_who_stays_is_here_for_as_long_as_it_stays(store):
 
 @simulated()
 async def test_a_door_that_is_closed_in_order_takes_its_people_with_it_at_once(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     (ann,) = await seated(here, "ann")
     await seated(there, "bob")
     await ann.until(lambda c: last(c) == (["ann", "bob"], 0))
@@ -107,7 +115,7 @@ async def test_a_door_that_is_closed_in_order_takes_its_people_with_it_at_once(s
 
 @simulated()
 async def test_a_crowd_that_comes_at_once_is_told_of_together(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     (ann,) = await seated(here, "ann")
     clients = [Client(door, user=f"u{n:03}") for n in range(50) for door in (here, there)]
     await asyncio.gather(*(client.join() for client in clients))
@@ -126,7 +134,7 @@ async def test_a_crowd_that_comes_at_once_is_told_of_together(store):
 
 @simulated()
 async def test_a_store_that_is_away_makes_it_late_and_not_wrong(store, caplog):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store)
     (ann,) = await seated(here, "ann")
     (bob,) = await seated(there, "bob")
     await ann.until(lambda c: last(c) == (["ann", "bob"], 0))
@@ -141,7 +149,7 @@ async def test_a_store_that_is_away_makes_it_late_and_not_wrong(store, caplog):
 
 @simulated(1)
 async def test_what_is_no_word_of_ours_is_passed_over(store):
-    door = door_on(store)
+    (door,) = await doors_on(store, count=1)
     (ann,) = await seated(door, "ann")
     odd = (b"", b"{}", b"[1]", b'{"server":1,"users":7,"spectators":0}', b"\xff")
     for number, data in enumerate(odd):
@@ -154,9 +162,10 @@ async def test_what_is_no_word_of_ours_is_passed_over(store):
 
 @simulated(1)
 async def test_rooms_that_everybody_has_left_are_not_kept_in_mind(store):
-    door = door_on(store)
-    for number in range(20):
-        client = Client(door, user="ann", room=f"r{number}")
+    names = [f"r{number}" for number in range(20)]
+    (door,) = await doors_on(store, *names[::2], count=1)
+    for name in names:
+        client = Client(door, user="ann", room=name)
         await client.join()
         await client.hang_up()
     await asyncio.sleep(10)
@@ -184,7 +193,7 @@ BAD = "table:here:bad"
 
 @simulated(1, 2, 3)
 async def test_a_room_that_nothing_can_be_said_of_keeps_nobody_from_being_told(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store, ROOM, "bad")
     (ann,) = await seated(here, "ann")
     (bob,) = await seated(there, "bob")
     await ann.until(lambda c: last(c) == (["ann", "bob"], 0))
@@ -209,7 +218,7 @@ async def test_a_room_that_nothing_can_be_said_of_keeps_nobody_from_being_told(s
 
 @simulated(1, 2)
 async def test_a_room_whose_others_cannot_be_read_keeps_nobody_from_being_told(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store, ROOM, "bad")
     store.hold(BAD, "read")
     (eve,) = await seated(here, "eve", room="bad")
     (dan,) = await seated(there, "dan", room="bad")
@@ -226,7 +235,7 @@ async def test_a_room_whose_others_cannot_be_read_keeps_nobody_from_being_told(s
 
 @simulated(1, 2)
 async def test_a_door_that_is_closed_says_so_in_all_rooms_that_can_be_reached(store):
-    here, there = door_on(store), door_on(store)
+    here, there = await doors_on(store, "a", "b")
     store.hold("table:here:a", "append")
     await seated(here, "ann", room="a")
     await seated(here, "bob", room="b")
@@ -244,9 +253,10 @@ async def test_a_door_that_is_closed_says_so_in_all_rooms_that_can_be_reached(st
 
 @simulated(1)
 async def test_a_store_that_is_away_is_not_asked_by_all_rooms_all_the_time(store):
-    door = door_on(store)
-    streams = [f"table:here:r{number}" for number in range(20)]
-    clients = [Client(door, user="ann", room=f"r{number}") for number in range(20)]
+    names = [f"r{number}" for number in range(20)]
+    (door,) = await doors_on(store, *names, count=1)
+    streams = [f"table:here:{name}" for name in names]
+    clients = [Client(door, user="ann", room=name) for name in names]
     for client in clients:
         await client.join()
     await asyncio.sleep(5)
@@ -265,9 +275,10 @@ async def test_a_store_that_is_away_is_not_asked_by_all_rooms_all_the_time(store
 
 @simulated(1)
 async def test_rooms_to_which_people_came_together_do_not_speak_together_for_ever(store):
-    door = door_on(store)
-    streams = [f"table:here:r{number}" for number in range(40)]
-    clients = [Client(door, user="ann", room=f"r{number}") for number in range(40)]
+    names = [f"r{number}" for number in range(40)]
+    (door,) = await doors_on(store, *names, count=1)
+    streams = [f"table:here:{name}" for name in names]
+    clients = [Client(door, user="ann", room=name) for name in names]
     await asyncio.gather(*(client.join() for client in clients))
     await asyncio.sleep(300)
     said = [sum(store.asked["append", stream] for stream in streams)]

@@ -10,6 +10,7 @@ import socket
 import pytest
 import uvicorn
 import websockets
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
@@ -26,7 +27,7 @@ from support.web import until
 
 
 @contextlib.asynccontextmanager
-async def serving(app, *, buffer=None, **settings):
+async def serving(app, *, buffer=None, ws="websockets-sansio", **settings):
     """The URL of a server on this loop. `buffer`: of the system, for a line."""
     with socket.create_server((HOST, 0)) as sock:
         if buffer is not None:
@@ -34,7 +35,7 @@ async def serving(app, *, buffer=None, **settings):
         settings = {"ws_per_message_deflate": False, **settings}
         config = uvicorn.Config(
             app,
-            ws="websockets-sansio",
+            ws=ws,
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -235,6 +236,28 @@ async def test_pages_of_other_origins_and_too_many_are_turned_away_before_they_a
     await door.aclose()
 
 
+UPGRADE = (
+    "GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.filterwarnings("ignore")  # uvicorn deprecates ws="websockets"
+@pytest.mark.parametrize("ws", ["websockets", "websockets-sansio", "wsproto"])
+async def test_page_without_an_origin_of_its_own_is_refused_where_host_is_empty(ws):
+    door = door_to(Rooms(MemoryStore(), Cards()))
+    async with serving(door, ws=ws) as url:
+        for origin in ("null", "file://", "https://shop.example"):
+            port = int(url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(f"{UPGRADE}Host: \r\nOrigin: {origin}\r\n\r\n".encode())
+            async with asyncio.timeout(20):
+                status = (await reader.readline()).split()
+            assert status[1] in {b"400", b"403"}
+            writer.close()
+    await door.aclose()
+
+
 async def test_large_messages_are_refused_and_enormous_ones_end_the_connection():
     door = door_to(Rooms(MemoryStore(), Cards()), limits=Limits(message_bytes=1000))
     async with serving(door, ws_max_size=4000) as url, playing(url, "ann") as ann:
@@ -247,6 +270,42 @@ async def test_large_messages_are_refused_and_enormous_ones_end_the_connection()
         assert ann.wire.close_code == 1009
         await until(lambda: door.status().connections == 0)
         assert (await door.rooms.standing(ROOM)).version == 1
+    await door.aclose()
+
+
+def in_fastapi(door):
+    app = FastAPI()
+    app.mount("/rooms", door)
+    return app, "/rooms/", None
+
+
+FRAMES = {
+    "text": "x" * 4001,
+    "bytes": b"x" * 4001,
+    "text of many bytes": "\N{GRINNING FACE}" * 1001,
+    "two parts": ["x" * 3000, "x" * 3000],
+    "a message of ours": json.dumps({"type": "PING", "x": "x" * 4000}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # uvicorn deprecates ws="websockets"
+@pytest.mark.parametrize("ws", ["websockets", "websockets-sansio", "wsproto"])
+@pytest.mark.parametrize("made", [alone, in_starlette, in_fastapi, behind_a_middleware])
+async def test_enormous_frame_closes_with_1009_where_the_server_has_no_such_limit(made, ws):
+    door = door_to(Rooms(MemoryStore(), Cards()), limits=Limits(message_bytes=1000))
+    app, path, _ = made(door)
+    async with serving(app, ws=ws) as url, playing(url + path, "ann") as ann:
+        for name, frame in FRAMES.items():
+            async with playing(url + path, "odd") as odd:
+                await odd.wire.send("\N{GRINNING FACE}" * 1000)
+                assert (await odd.hear("ERROR"))["code"] == "TOO_LARGE"
+                await odd.wire.send(frame)
+                with pytest.raises(websockets.ConnectionClosed):
+                    await odd.hear("nothing")
+                assert odd.wire.close_code == 1009, name
+        assert (await ann.act("say", "1"))["success"]
+        await until(lambda: door.status().connections == 1)
+        assert door.status().closed == {"large": len(FRAMES)}
     await door.aclose()
 
 

@@ -425,7 +425,7 @@ async def test_a_room_whose_node_is_away_keeps_no_notes_of_other_rooms(store):
 
 
 class EndsAtOnce(Cards):
-    """Rules by which the very first turn ends at a time that is none."""
+    """Rules with a deadline that is not a number."""
 
     def deadline(self, state):
         return Deadline("t", float("nan"))
@@ -433,6 +433,9 @@ class EndsAtOnce(Cards):
 
 @simulated(1)
 async def test_a_first_deadline_that_is_no_time_is_told_of_and_keeps_nobody_busy(store, caplog):
+    before = rooms_on(store)
+    await acted(before, "ann", "sit")
+    await closed(before)
     home = rooms_on(store, EndsAtOnce())
     home.start()
     home.look_soon(ROOM)

@@ -375,6 +375,108 @@ async def test_who_may_not_see_it_is_told_so_on_every_way(store):
         await gateway.aclose()
 
 
+@simulated(1)
+async def test_generator_function_as_authorise_refuses_the_viewer(store):
+    async def later(request, job_id):
+        yield "ada"
+
+    def now(request, job_id):
+        yield "ada"
+
+    for authorise in (later, now):
+        gateway = Gateway(store, authorise=authorise)
+        assert (await Connection(gateway).ended()).status == 403
+        await gateway.aclose()
+
+
+class NoTruth:
+    """As an array of numpy, or a condition of SQLAlchemy."""
+
+    def __bool__(self):
+        raise ValueError("the truth value is ambiguous")
+
+
+@pytest.mark.parametrize("answer", [None, False, "", 0, 0.0, b"", {}, [], (), set()], ids=repr)
+@simulated(1)
+async def test_every_falsy_answer_of_authorise_refuses_the_viewer(store, answer):
+    async def later(request, job_id):
+        return answer
+
+    await publish(store, "vision")
+    for authorise in (lambda *_: answer, later):
+        gateway = Gateway(store, authorise=authorise)
+        for accept in ("text/event-stream", "*/*"):
+            reply = await Connection(gateway, accept=accept).ended()
+            assert (reply.status, reply.problem) == (403, "forbidden")
+        await gateway.aclose()
+
+
+@simulated(1)
+async def test_an_empty_cookie_is_no_principal(store):
+    await publish(store, "vision")
+    gateway = Gateway(store, authorise=lambda request, job_id: request.cookie("user"))
+    for sent in ("user=", 'user=""', "user", "", "user=; user=ann"):
+        reply = await Connection(gateway, accept="*/*", headers=cookie(sent)).ended()
+        assert reply.status == 403, sent
+    assert (
+        await Connection(gateway, accept="*/*", headers=cookie("user=ann")).ended()
+    ).status == 200
+    await gateway.aclose()
+
+
+@pytest.mark.parametrize("answer", [True, "ann", 7, {"id": 7}, Ellipsis], ids=repr)
+@simulated(1)
+async def test_true_and_every_principal_that_is_not_empty_let_the_viewer_in(store, answer):
+    await publish(store, "vision")
+    gateway = Gateway(store, authorise=lambda *_: answer)
+    assert (await Connection(gateway, accept="*/*").ended()).status == 200
+    await gateway.aclose()
+
+
+@simulated()
+async def test_an_empty_answer_while_connected_ends_the_stream(store):
+    answers = iter(["bob"])
+    gateway = Gateway(store, authorise=lambda *_: next(answers, ""), reauthorise_s=5)
+    await publish(store, "vision")
+    await Connection(gateway).ended()
+    assert gateway.status().closed == {"refused": 1}
+    await gateway.aclose()
+
+
+@simulated()
+async def test_an_empty_answer_to_a_good_ticket_refuses_the_viewer(store):
+    tickets = Tickets(store)
+    gateway = Gateway(store, authorise=lambda request, _: request.ticket and "", tickets=tickets)
+    await publish(store, "vision")
+    ticket = await tickets.issue("ann", "7")
+    reply = await Connection(gateway, query=f"ticket={ticket}".encode()).ended()
+    assert reply.status == 403
+    await gateway.aclose()
+
+
+def _raising(request, job_id):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("authorise", [_raising, lambda *_: NoTruth()], ids=["raises", "no truth"])
+@simulated(1)
+async def test_authorise_that_fails_is_a_503_and_logged_once_a_minute(store, authorise, caplog):
+    await publish(store, "vision")
+    answers = iter(["bob"])
+    gateway = Gateway(store, authorise=authorise)
+    for _ in range(20):
+        reply = await Connection(gateway).ended()
+        assert (reply.status, reply.problem) == (503, "undecided")
+    again = Gateway(
+        store, authorise=lambda *call: next(answers, None) or authorise(*call), reauthorise_s=5
+    )
+    await Connection(again).ended()
+    assert again.status().closed == {"refused": 1}
+    assert len([each for each in caplog.records if "authorise failed" in each.message]) == 2
+    for each in (gateway, again):
+        await each.aclose()
+
+
 @simulated()
 async def test_who_loses_access_is_cut_off_while_connected_and_not_let_in_again(store):
     allowed = {"alice", "bob"}
@@ -527,12 +629,11 @@ async def test_an_outage_within_project_is_no_hole(store):
     await store.fill((f'{{"seq":{n}}}' for n in range(1, 601)), STREAM)
     gateway = Gateway(store, project=project)
     viewer = Connection(gateway)
-    await asyncio.wait([viewer.task])
-    with pytest.raises(StoreUnavailableError):
-        viewer.task.result()
+    await viewer.ended()
+    assert viewer.told[-1] == "error"
     heir = Connection(gateway, cursor=viewer.cursor)
     await heir.until(lambda c: c.told and c.told[-1][1] == 600)
-    assert [seq for _, seq in viewer.told + heir.told] == [*range(1, 601)]
+    assert [seq for _, seq in viewer.told[:-1] + heir.told] == [*range(1, 601)]
     await heir.hang_up()
     await gateway.aclose()
 
@@ -621,10 +722,56 @@ async def test_a_projection_that_fails_shows_nothing_and_ends_the_connection(sto
     await publish(store, "vision")
     viewer = await Connection(gateway).until(lambda c: c.told)
     await publish(store, "rule")
-    with pytest.raises(RuntimeError, match="a defect"):
-        await viewer.task
-    assert viewer.told == told(10)
-    assert gateway.status().connections == 0
+    await viewer.ended()
+    assert viewer.told == [*told(10), "error"]
+    assert viewer.frames[-1].json() == {"reason": "failed"}
+    assert (viewer.frames[-1].id, gateway.status().connections) == (None, 0)
+    assert gateway.status().closed == {"failed": 1}
+    await gateway.aclose()
+
+
+@simulated(1)
+async def test_project_that_raises_ends_the_stream_and_is_logged_once_a_minute(store, caplog):
+    """Live events, replayed events, a reset and the state fail, for this viewer only."""
+
+    def project(event, principal):
+        if principal == "bob" and event["stage"] == "rule":
+            raise RuntimeError("a defect")
+        return event
+
+    gateway = Gateway(store, authorise=by_cookie, project=project)
+    await publish(store, "vision")
+    live = await Connection(gateway, headers=cookie("bob")).until(lambda c: c.told)
+    other = await Connection(gateway, headers=cookie("alice")).until(lambda c: c.told)
+    await publish(store, "rule")
+    await live.ended()
+    for _ in range(10):
+        replayed = await Connection(gateway, headers=cookie("bob"), cursor=live.cursor).ended()
+        assert b"event: message" not in replayed.body
+        assert replayed.body.endswith(b'retry: 10000\nevent: error\ndata: {"reason":"failed"}\n\n')
+    from_start = Connection(gateway, headers=cookie("bob"))
+    await from_start.ended()
+    assert (from_start.told, from_start.cursor) == ([*told(10), "error"], live.cursor)
+    lost = Connection(gateway, headers=cookie("bob"), cursor="garbage")
+    await lost.ended()
+    assert (lost.told, lost.cursor) == (["error"], None)
+    state = await Connection(gateway, headers=cookie("bob"), accept="*/*").ended()
+    assert (state.status, state.problem) == (500, "not-shown")
+    assert len([each for each in caplog.records if each.name == "semel"]) == 1
+    await other.until(lambda c: len(c.told) == 2)
+    await other.hang_up()
+    assert gateway.status().closed == {"failed": 13, "gone": 1}
+    await gateway.aclose()
+
+
+@pytest.mark.parametrize("left", ["text", 7, {"n": b""}, {"n": float("nan")}], ids=repr)
+@simulated(1)
+async def test_project_that_gives_what_cannot_be_sent_has_failed(store, left):
+    await publish(store, "vision")
+    gateway = Gateway(store, project=lambda event, _: left)
+    viewer = Connection(gateway)
+    await viewer.ended()
+    assert viewer.told == ["error"]
     await gateway.aclose()
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -23,29 +22,11 @@ from semel.colour import ASYNC
 from semel.http.sse import Gateway, Limits, abortable
 from semel.stores import MemoryStore
 from support.process import HOST
+from support.serving import serving
 from support.viewers import JOB, frames_of, publish
 from support.web import until
 
 STREAM = {"accept": "text/event-stream", "accept-encoding": "gzip"}
-
-
-@contextlib.asynccontextmanager
-async def serving(app, http="httptools", *, buffer=None, **settings):
-    """The URL of a server on this loop, and the server. `buffer`: of the system, for a line."""
-    with socket.create_server((HOST, 0)) as sock:
-        if buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        config = uvicorn.Config(
-            app, http=http, ws="none", log_config=None, timeout_graceful_shutdown=1, **settings
-        )
-        server = uvicorn.Server(config)
-        running = asyncio.create_task(server.serve(sockets=[sock]))
-        await until(lambda: server.started)
-        try:
-            yield f"http://{HOST}:{sock.getsockname()[1]}", server
-        finally:
-            server.should_exit = True
-            await running
 
 
 class Reading:

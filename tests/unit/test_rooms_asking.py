@@ -129,11 +129,48 @@ def test_what_nobody_can_read_is_told_by_the_id_it_begins_with(text, id):
     assert wrong.value.request_id == id
 
 
-@pytest.mark.parametrize("odd", ["NaN", "-Infinity", "1e999", '"\\ud800"'])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "NaN", "-Infinity", "1e999", '"\\ud800"', "9" * 309, "-" + "9" * 309, "1" * 4300,
+        "1" * 60_000, f'[[{{"x": {"7" * 5000}}}]]', "1" * 400 + ".5", "1e" + "9" * 5000,
+    ],
+)  # fmt: skip
 def test_what_can_be_read_and_not_said_is_told_by_its_id(odd):
     with pytest.raises(Malformed) as wrong:
         asked(f'{{"x":{odd},"type":"PING","requestId":"r-1"}}')
     assert wrong.value.request_id == "r-1"
+
+
+@pytest.mark.parametrize(
+    "kind", ["JOIN", "LEAVE", "ACTION_REQUEST", "REQUEST_SNAPSHOT", "PING", "NOTHING"]
+)
+@pytest.mark.parametrize(
+    "where",
+    [
+        "tableId", "cursor", "token", "spectate", "currentVersion", "reason", "expectedVersion",
+        "x", "requestId", "clientId", "clientSeq", "type", "payload",
+    ],
+)  # fmt: skip
+def test_integer_of_thousands_of_digits_is_refused_in_every_field(kind, where):
+    outside = {"type": kind, "requestId": "r-1", "clientId": "c", "clientSeq": 1}
+    payload = {"tableId": "t", "actionType": "sit"}
+    odd = {where: "HERE"}
+    text = json.dumps({**outside, "payload": {**payload, **odd}})
+    if where in {*outside, "payload"}:
+        text = json.dumps({**outside, "payload": payload, **odd})
+    for digits in ("1" * 309, "1" * 4000, "-" + "1" * 4000, "1" * 5000, "1" * 60_000):
+        with pytest.raises(Malformed) as wrong:
+            asked(text.replace('"HERE"', digits))
+        assert wrong.value.code == "INVALID"
+        assert wrong.value.request_id == (None if where == "requestId" else "r-1")
+        assert len(str(wrong.value)) <= 200
+
+
+def test_integer_that_a_double_can_represent_is_taken():
+    for number in (10**308 - 1, 1 - 10**308, 2**64):
+        act = asked(message("ACTION_REQUEST", ACT | {"amount": number}, requestId="r"))
+        assert act.action["amount"] == number
 
 
 def test_the_size_of_a_message_is_that_of_its_bytes():

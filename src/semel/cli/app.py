@@ -501,7 +501,7 @@ def _tables(verb: str, url: str, *, as_json: bool) -> None:
 
         report = getattr(schema, verb)(url)
     where = f"{show.redact(report.database, url)}: {report.told}"
-    _show_report(where, report.version, report.problems, as_json=as_json)
+    _show_report(where, report.version, report.problems, report.notes, as_json=as_json)
 
 
 def _show_disk(verb: str, url: str, *, as_json: bool) -> None:
@@ -529,15 +529,21 @@ def _refuse_without_tables(url: str) -> None:
     )
 
 
-def _show_report(where: str, version: int, problems: Sequence[str], *, as_json: bool) -> None:
+def _show_report(
+    where: str,
+    version: int,
+    problems: Sequence[str],
+    notes: Sequence[str] = (),
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
-        show.print_json(
-            {"ok": not problems, "version": version, "problems": [str(p) for p in problems]}
-        )
+        found = {"ok": not problems, "version": version, "problems": [str(p) for p in problems]}
+        show.print_json({**found, "notes": list(notes)})
     else:
         if where:
             show.print_line(f"{where}{'' if problems else ', in order'}")
-        for problem in problems:
-            show.print_error(problem)
+        for said in (*problems, *notes):
+            show.print_error(said)
     if problems:
         raise typer.Exit(REFUSED)

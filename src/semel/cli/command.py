@@ -92,7 +92,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def refuse_memory(url: str) -> None:
     scheme = url.partition("://")[0].lower()
-    if scheme == "memory" or (on_disk(url) and path_of(url) in ("", ":memory:")):
+    if scheme == "memory" or (on_disk(url) and path_of(url) == ":memory:"):
         raise SettingsError(
             f"{url} lives inside the process that made it; give the URL of a store on disk "
             "or on a server"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -11,13 +12,25 @@ import typer
 from semel.cli import disk, process
 from semel.cli.application import named
 from semel.cli.command import Url, refuse_empty, reporting, seconds
+from semel.cli.connections import HEAD_TIMEOUT_S, PER_ADDRESS, Waiting
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.router import Domain
-from semel.cli.serving import Serving, allow_files, listening, loop, refuse_without_server, url_of
+from semel.cli.serving import (
+    HeadTimeout,
+    PerAddress,
+    Serving,
+    allow_files,
+    listening,
+    loop,
+    refuse_without_server,
+    url_of,
+)
 from semel.http.sse import Gateway, Limits, Tickets, abortable
 from semel.settings import as_log_store
 
 __all__ = ["gateway"]
+
+log = logging.getLogger("semel")
 
 
 def gateway(
@@ -72,6 +85,8 @@ def gateway(
     connections: Annotated[
         int, typer.Option(help="So many at once, and no more.", min=1)
     ] = Limits().connections,
+    per_address: PerAddress = PER_ADDRESS,
+    head_timeout: HeadTimeout = f"{HEAD_TIMEOUT_S:g}s",
     drain: Annotated[
         str, typer.Option(metavar="TIME", help="How long connections are closed, told to end.")
     ] = "10s",
@@ -81,10 +96,16 @@ def gateway(
 ) -> None:
     """Show jobs to browsers as they happen, until it is told to end."""
     heartbeat_s, max_age_s = seconds("--heartbeat", heartbeat), seconds("--max-age", max_age)
-    drain_s = seconds("--drain", drain)
+    drain_s, head_timeout_s = seconds("--drain", drain), seconds("--head-timeout", head_timeout)
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Serving]:
+        if not (authorise or tickets):
+            log.warning(
+                "semel: everyone who knows a job's id may read it; to change that, give "
+                "--authorise MODULE:NAME or --tickets"
+            )
+        allowed = allow_files(connections)
         store = as_log_store(disk.meant(url))
         try:
             made = Gateway(
@@ -99,11 +120,12 @@ def gateway(
                 unknown="wait" if wait else "refuse",
                 heartbeat_s=heartbeat_s,
                 max_age_s=max_age_s,
-                limits=Limits(connections=connections),
+                limits=Limits(connections=allowed),
             )
             with listening(host, port) as sock:
                 at = f"jobs at {url_of(sock)}{base}/JOB_ID"
-                yield Serving(made, abortable(made), sock, at, drain_s, ws="none")
+                waiting = Waiting(allowed, per_address, head_timeout_s)
+                yield Serving(made, abortable(made), sock, at, drain_s, waiting, ws="none")
             await made.aclose()
         finally:
             await store.aclose()
@@ -111,7 +133,6 @@ def gateway(
     with reporting(url):
         refuse_empty(url)
         refuse_without_server("gateway")
-        allow_files(connections)
         process.run(
             opened,
             about=f"{domain} of {url}",

@@ -21,8 +21,18 @@ from semel.cli.command import (
     seconds,
     seconds_or_forever,
 )
+from semel.cli.connections import HEAD_TIMEOUT_S, PER_ADDRESS, Waiting
 from semel.cli.process import GRACE, Grace, Http, Quiet
-from semel.cli.serving import Serving, allow_files, listening, loop, refuse_without_server, url_of
+from semel.cli.serving import (
+    HeadTimeout,
+    PerAddress,
+    Serving,
+    allow_files,
+    listening,
+    loop,
+    refuse_without_server,
+    url_of,
+)
 from semel.errors import SettingsError
 from semel.http.ws import Limits, RoomDoor, Spectator, Visitor
 from semel.rooms import Room, Rooms
@@ -95,6 +105,8 @@ def rooms(
         str,
         typer.Option(metavar="TIME", help="A room in which nothing happens for so long is gone."),
     ] = FOREVER,
+    per_address: PerAddress = PER_ADDRESS,
+    head_timeout: HeadTimeout = f"{HEAD_TIMEOUT_S:g}s",
     drain: Annotated[
         str, typer.Option(metavar="TIME", help="How long connections are closed, told to end.")
     ] = "10s",
@@ -105,12 +117,14 @@ def rooms(
     """Open rooms of yours to clients, until it is told to end."""
     heartbeat_s, drain_s = seconds("--heartbeat", heartbeat), seconds("--drain", drain)
     requests_s = seconds("--requests", requests)
+    head_timeout_s = seconds("--head-timeout", head_timeout)
     forget_s = seconds_or_forever("--forget", forget)
     found = named(where, "games.poker:table", _hint)
     asks = named(authorise, "games.login:user_of") if authorise else None
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Serving]:
+        allowed = allow_files(connections)
         made = Rooms(
             store,
             _room(found, where),
@@ -124,7 +138,7 @@ def rooms(
             authorise=asks or (_by_name if trust else None),
             origins=origin,
             heartbeat_s=heartbeat_s,
-            limits=Limits(connections=connections),
+            limits=Limits(connections=allowed),
         )
         if trust:
             log.warning("semel: --trust: everybody is who they say they are; not for real users")
@@ -137,7 +151,8 @@ def rooms(
             door.start()
             with listening(host, port) as sock:
                 at = f"rooms at {url_of(sock, 'ws')}"
-                yield Serving(door, door, sock, at, drain_s, **_WEBSOCKET)
+                waiting = Waiting(allowed, per_address, head_timeout_s)
+                yield Serving(door, door, sock, at, drain_s, waiting, **_WEBSOCKET)
         finally:
             await door.aclose()
 
@@ -146,7 +161,6 @@ def rooms(
         if trust and authorise:
             raise SettingsError("--trust and --authorise both say who somebody is; give one")
         refuse_without_server("rooms", "websockets")
-        allow_files(connections)
         process.run(
             opened,
             about=f"{where} in {store}, under the name {name!r}; another --name has other rooms",
@@ -161,7 +175,7 @@ def rooms(
 # Larger messages are refused by the door, which says so; much larger ones by the server.
 _WEBSOCKET: dict[str, Any] = {
     "ws": "websockets-sansio",
-    "ws_max_size": 4 * Limits().message_bytes,
+    "ws_max_size": Limits().frame_bytes,
     "ws_per_message_deflate": False,
 }
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from semel.cli.connections import Waiting, bounded
 from semel.colour import ASYNC, keep
 from semel.errors import SettingsError, StoreUnavailableError
+from semel.failures import OnceAMinute
 from semel.http.asgi import ASGIApp
 from semel.http.sse import Gateway
 from semel.http.ws import RoomDoor
@@ -20,14 +25,52 @@ from semel.ports import LogStore
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["Serving", "allow_files", "listening", "loop", "refuse_without_server", "url_of"]
+__all__ = [
+    "HeadTimeout",
+    "PerAddress",
+    "Serving",
+    "allow_files",
+    "listening",
+    "loop",
+    "refuse_without_server",
+    "url_of",
+]
+
+log = logging.getLogger("semel")
+
+HeadTimeout = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="How long a connection may take to send a whole request head before it is closed.",
+    ),
+]
+PerAddress = Annotated[
+    int,
+    typer.Option(
+        help="How many connections of one client address may wait for a whole request head; of "
+        "more, the oldest is closed.",
+        min=1,
+    ),
+]
 
 # Connections that nobody has accepted yet: when everybody comes back, they come within a second.
 BACKLOG = 4096
 
+# Connections that asyncio accepts in one go (its `backlog`). Fewer than the spare descriptors,
+# because asyncio stops accepting for a second when it runs out of descriptors.
+ACCEPTS = 64
+
 # What is left when the drain is over has had its time; it is cancelled.
 LEFT_S = 2
 
+
+# Number of file descriptors for everything besides the connections that are served: connections in
+# excess, connections to the store, files of libraries.
+OTHER_FILES = 256
+
+# How long a connection may be idle after a response, in seconds: uvicorn's own default.
+KEEP_ALIVE_S = 5.0
 
 # A stream that nobody has.
 NOBODYS = "semel:nobody"
@@ -46,12 +89,13 @@ class Serving:
         sock: socket.socket,
         at: str,
         drain_s: float,
+        waiting: Waiting,
         **settings: Any,
     ) -> None:
         self._made = made
         self._sock = sock
         self._drain_s = drain_s
-        self._server = _server(app, **settings)
+        self._server = _server(app, waiting, **settings)
         self.at = at
         self.store: LogStore = made.store
         self.shown = made.shown
@@ -61,7 +105,8 @@ class Serving:
         # A store that does not answer is waited for; one that has no tables never will.
         with contextlib.suppress(StoreUnavailableError):
             await self.store.log(ASYNC).heads([NOBODYS])
-        await self._server.serve(sockets=[self._sock])
+        with _logged_once_a_minute("uvicorn.error", "asyncio"):
+            await self._server.serve(sockets=[self._sock])
 
     def stop(self) -> None:
         keep(asyncio.ensure_future(self._stop()))
@@ -71,14 +116,36 @@ class Serving:
         self._server.should_exit = True
 
 
-def _server(app: ASGIApp, **settings: Any) -> uvicorn.Server:
+@contextlib.contextmanager
+def _logged_once_a_minute(*names: str) -> Iterator[None]:
+    """Pass each warning or error of these loggers at most once a minute.
+
+    Otherwise they log each request that is malformed or asks for an upgrade.
+    """
+    once = OnceAMinute()
+    for name in names:
+        logging.getLogger(name).addFilter(once)
+    try:
+        yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeFilter(once)
+
+
+def _server(app: ASGIApp, waiting: Waiting, **settings: Any) -> uvicorn.Server:
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             """It is told to end by whoever runs it: signals are theirs."""
             yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for each in sockets or ():
+                each.listen(BACKLOG)
 
     config = uvicorn.Config(
         app,
@@ -87,9 +154,13 @@ def _server(app: ASGIApp, **settings: Any) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTS,
         timeout_graceful_shutdown=LEFT_S,
-        **settings,
+        **{
+            "http": bounded(AutoHTTPProtocol, waiting),
+            "timeout_keep_alive": min(KEEP_ALIVE_S, waiting.head_timeout_s),
+            **settings,
+        },
     )
     return Server(config)
 
@@ -120,13 +191,27 @@ def refuse_without_server(extra: str, *needed: str) -> None:
             raise SettingsError(f"{name} is not installed: pip install 'semel[{extra}]'")
 
 
-def allow_files(connections: int) -> None:
-    """A connection is an open file, and most systems begin with few."""
+def allow_files(connections: int) -> int:
+    """Raise the soft limit of open files; return how many of the connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if files == wanted:
+        return connections
+    allowed = min(connections, max(files - OTHER_FILES, files // 4, 1))
+    log.warning(
+        "semel: this process may open %d files, which is enough for %d connections, not %d; raise "
+        "the limit (ulimit -n %d), or give --connections %d",
+        files,
+        allowed,
+        connections,
+        wanted,
+        allowed,
+    )
+    return allowed
 
 
 def loop() -> Callable[[], Any] | None:

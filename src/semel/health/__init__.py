@@ -34,7 +34,8 @@ async def serve(*parts: Part | Watch, at: str) -> AsyncIterator[str]:
     titles = [watch.title for watch in watches]
     for twin in {title for title in titles if titles.count(title) > 1}:
         raise SettingsError(
-            f"two are called {twin}, and their numbers would be one; name them apart"
+            f"two parts are called {twin}, and their metrics would have the same labels; serve "
+            "each at an address of its own"
         )
     routes = _Routes(watches)
     async with listening(

@@ -17,7 +17,7 @@ from semel.bus import Router, RouterStatus
 from semel.colour import ASYNC
 from semel.errors import SemelError
 from semel.http.sse.status import GatewayStatus
-from semel.ports import Store
+from semel.ports import LogStore
 from semel.relay import Relay, RelayStatus
 from semel.rooms.status import RoomsStatus
 from semel.values import value
@@ -33,7 +33,7 @@ class Shows(Protocol):
     """A gateway or rooms, alone or with their server."""
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> LogStore: ...
 
     @property
     def shown(self) -> str:
@@ -53,6 +53,9 @@ PATIENCE_S = 0.8
 
 # A record that nobody has: to ask for it is to ask whether the store answers.
 NOBODYS = bytes(32)
+
+# The name of a stream that does not exist. Parts that use the log read it to test the store.
+NO_STREAM = "semel.probe"
 
 
 @value
@@ -142,4 +145,8 @@ def _question(part: Part) -> Coroutine[Any, Any, Lag | None]:
 
 
 async def _reach(part: Worker | Router | Shows) -> None:
-    await part.store.ledger(ASYNC).look(NOBODYS)
+    """Read from the store what the part itself uses: a Redis ACL may permit nothing else."""
+    if isinstance(part, Worker | Router):
+        await part.store.ledger(ASYNC).look(NOBODYS)
+    else:
+        await part.store.log(ASYNC).heads([NO_STREAM])

@@ -10,6 +10,7 @@ those of the protocol; in Python a table is a room, and its id a room id.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -20,13 +21,27 @@ from semel.rooms.requests import MOST_DEPTH, is_deeper
 from semel.rooms.standing import said
 from semel.values import value
 
-__all__ = ["Act", "Asked", "Join", "Leave", "Malformed", "Ping", "WantsSnapshot", "asked"]
+__all__ = [
+    "Act",
+    "Asked",
+    "Join",
+    "Leave",
+    "Malformed",
+    "Ping",
+    "WantsSnapshot",
+    "asked",
+    "is_larger",
+]
 
 REASONS = ("gap", "reconnect", "manual", "stale")
 """Why a client asks for a snapshot."""
 
 MOST_TOKEN = 8192
 MOST_BYTES = 64 * 1024
+
+# Every integer of up to 308 digits is finite as a double. JavaScript reads a much longer one as
+# Infinity, and int() takes quadratic time.
+MOST_DIGITS = 308
 
 # How our clients begin every message. At the very beginning it can be nobody else's id.
 _BEGINNING = re.compile(r'{"type": ?"[A-Z_]{1,40}", ?"requestId": ?"([^"\\]{1,100})"')
@@ -97,11 +112,11 @@ Asked: TypeAlias = Join | Leave | Act | WantsSnapshot | Ping
 
 def asked(text: str, most_bytes: int = MOST_BYTES) -> Asked:
     """What a message asks for; `Malformed` if it is none."""
-    if len(text) > most_bytes or len(text.encode()) > most_bytes:
+    if is_larger(text, most_bytes):
         size = f"the message has more than {most_bytes:,} bytes"
         raise Malformed(size, _begins_with(text), "TOO_LARGE")
     try:
-        message = json.loads(text)
+        message = json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"this is no JSON: {error}"[:200], _begins_with(text)) from None
     if not isinstance(message, dict):
@@ -113,6 +128,18 @@ def asked(text: str, most_bytes: int = MOST_BYTES) -> Asked:
     except Malformed as wrong:
         wrong.request_id = request_id
         raise
+
+
+def is_larger(content: str | bytes, most_bytes: int) -> bool:
+    """Return whether the content has more than `most_bytes` bytes, text in UTF-8."""
+    if isinstance(content, str) and 4 * len(content) > most_bytes >= len(content):
+        content = content.encode()
+    return len(content) > most_bytes
+
+
+def _integer(digits: str) -> float:
+    """Return the integer, or infinity, which is refused later, for one with too many digits."""
+    return int(digits) if len(digits.lstrip("-")) <= MOST_DIGITS else math.inf
 
 
 def _begins_with(text: str) -> str | None:
@@ -132,8 +159,13 @@ def _check_can_be_said(message: dict[str, Any]) -> None:
         raise Malformed(f"an action is nested up to {MOST_DEPTH} levels deep")
     try:
         said(message).encode()
-    except (ValueError, RecursionError) as error:
+    except UnicodeEncodeError as error:
         raise Malformed(f"this is no JSON: {error}"[:200]) from None
+    except ValueError:
+        raise Malformed(
+            f"a number is finite, and an integer has up to {MOST_DIGITS} digits: send a longer one "
+            "as text"
+        ) from None
 
 
 def _request_id(message: dict[str, Any]) -> str | None:

@@ -332,7 +332,7 @@ class Host:
             return reply
         self._house.failures.tell(
             error,
-            "semel: the rules of room %r failed for %r of %r: nothing has changed",
+            "semel: the rules of room %r failed for %.80r of %r: nothing has changed",
             self.room_id,
             request.action.get("actionType", request.request_id),
             request.user,

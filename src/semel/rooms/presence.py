@@ -4,7 +4,10 @@ Each server says in a stream beside the room's who is there through it, when tha
 half minute; and forgets another that has said nothing for longer. That is not the room's state: it
 takes no version, and a server that dies takes its people with it a minute later.
 
-Those who only watch are counted, and not named.
+Spectators are counted, not named. They never cause a write: an anonymous client must not be able to
+fill the store. A server adds its number of spectators to what it writes about its users.
+
+A room exists from its first accepted action on. About any other room, nothing is written or read.
 
 The easy mistake is to await the store for one room where others wait behind it: one whose stream
 does not answer would keep all of them from being told.
@@ -77,7 +80,10 @@ class _Room:
         self.others: dict[str, _Word] = {}
         self.told: Here | None = None
         self.told_at = -TELL_EACH_S
+        self.exists = False
+        """Whether this server has seen an accepted action in the room."""
         self.is_changed = False
+        """Whether a user has come or gone since the users were last written."""
         self.again_at = 0.0
         """When it is said although nothing has changed."""
         self.rests_until = 0.0
@@ -93,10 +99,14 @@ class _Room:
     def is_being_said(self) -> bool:
         return self.saying is not None and not self.saying.done()
 
+    @property
+    def is_unsaid(self) -> bool:
+        return self.exists and self.is_changed
+
     def is_due(self, now: float) -> bool:
         if self.is_being_said or now < self.rests_until:
             return False
-        return self.is_changed or (now >= self.again_at and not self.is_empty)
+        return self.is_unsaid or (self.exists and bool(self.users) and now >= self.again_at)
 
     def here(self, now_s: float) -> Here:
         others = [word for word in self.others.values() if word.at_s > now_s - GONE_S]
@@ -105,17 +115,22 @@ class _Room:
 
 
 class Presence:
-    """Of all rooms of one kind, as far as somebody of them is here. `tell` is told of changes."""
+    """The presence in those rooms of one kind that have members on this server.
+
+    `tell` is called with changes. `exists` returns whether a room has an accepted action.
+    """
 
     def __init__(
         self,
         stream_of: Callable[[str], str],
+        exists: Callable[[str], bool],
         log: Log,
         feed: Feed,
         clock: StoreClock,
         tell: Callable[[str, Here], None],
     ) -> None:
         self._stream_of = stream_of
+        self._exists = exists
         self._log = log
         self._feed = feed
         self._clock = clock
@@ -132,9 +147,8 @@ class Presence:
             room.spectators += 1
         else:
             room.users[user] += 1
-        if room.following is None:
-            room.following = asyncio.ensure_future(self._follow(room_id, room))
-        self._changed(room_id, room)
+            room.is_changed |= room.users[user] == 1
+        self._woken.set()
 
     def leave(self, room_id: str, user: str | None) -> None:
         room = self._rooms[room_id]
@@ -142,16 +156,13 @@ class Presence:
             room.spectators -= 1
         else:
             room.users[user] -= 1
+            room.is_changed |= not room.users[user]
             room.users += Counter()  # without those of whom nobody is left
-        self._changed(room_id, room)
+        self._woken.set()
 
     def here(self, room_id: str) -> Here:
         room = self._rooms.get(room_id)
         return Here() if room is None else room.here(self._clock.now_s())
-
-    def _changed(self, room_id: str, room: _Room) -> None:
-        room.is_changed = True
-        self._woken.set()
 
     def _tell_of(self, room_id: str, room: _Room) -> None:
         now = ASYNC.now()
@@ -180,10 +191,13 @@ class Presence:
     def _look(self) -> None:
         now = ASYNC.now()
         for room_id, room in list(self._rooms.items()):
+            room.exists = room.exists or self._exists(room_id)
+            if room.exists and room.following is None:
+                room.following = asyncio.ensure_future(self._follow(room_id, room))
             self._tell_of(room_id, room)  # somebody may be gone without a word
             if room.is_due(now):
                 self._begin_to_say(room_id, room)
-            elif room.is_empty and not room.is_changed and not room.is_being_said:
+            elif room.is_empty and not room.is_unsaid and not room.is_being_said:
                 self._let_go(room_id, room)
 
     async def _stop(self) -> None:
@@ -199,7 +213,7 @@ class Presence:
 
         A room that does not answer is waited for until this is cancelled.
         """
-        changed = [each for each in self._rooms.items() if each[1].is_changed]
+        changed = [each for each in self._rooms.items() if each[1].is_unsaid]
         last = [self._begin_to_say(room_id, room) for room_id, room in changed]
         await asyncio.gather(*last, return_exceptions=True)
 
@@ -214,7 +228,8 @@ class Presence:
         word = {
             "server": self._name,
             "users": sorted(room.users),
-            "spectators": room.spectators,
+            # Without users, this server writes nothing more, and the number would become outdated.
+            "spectators": room.spectators if room.users else 0,
             "at": self._clock.now_s(),
         }
         data = json.dumps(word).encode()

@@ -222,6 +222,11 @@ class Rooms:
     def stream_of(self, room_id: str) -> str:
         return f"{self.name}:room:{named('room id', room_id, MOST_ROOM)}"
 
+    def exists(self, room_id: str) -> bool:
+        """Return whether the room has an accepted action; False for a room not followed here."""
+        head = self.feed.head(self.stream_of(room_id))
+        return head is not None and head.offset > 0
+
     def presence_stream_of(self, room_id: str) -> str:
         return f"{self.name}:here:{room_id}"
 
@@ -275,6 +280,8 @@ class Rooms:
         while True:
             # Not one that others have asked for: it may be from before the turn began.
             snapshot = await self.log.load(self.stream_of(room_id))
+            if not snapshot.position.offset:
+                return None  # a timeout would create the room
             deadline = Standing.of(self.room, room_id, snapshot).deadline
             if deadline is None:
                 # Nobody may have read what was timed out, and a failover take it back: whoever has
@@ -323,7 +330,12 @@ class Rooms:
             )
 
     def look_after(self, standing: Standing, room_id: str) -> None:
-        """Somebody has come: whatever became of the note of this turn, there is one from now on."""
+        """Have the timers look at the room if its deadline may not be noted. Called at a join.
+
+        A room that does not exist has no turn, although its first state may have a deadline.
+        """
+        if not standing.version:
+            return
         try:
             deadline = standing.deadline
         except Exception:  # noqa: BLE001 - the rules are somebody else's code; timers tell of it

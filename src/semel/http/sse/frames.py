@@ -14,7 +14,7 @@ from typing import Any
 
 from semel.entries import Entry, Position
 
-__all__ = ["end", "entry", "head", "hello", "hidden", "message", "reset", "written"]
+__all__ = ["end", "entry", "error", "head", "hello", "hidden", "message", "reset", "written"]
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
@@ -70,6 +70,14 @@ def hello(head: Position, cursor: Position | None, retry_ms: int) -> bytes:
 def reset(reason: str, position: Position, state: Mapping[str, Any]) -> bytes:
     said = {"reason": reason, "position": str(position), "state": state}
     return _frame(b"reset", written(said), position)
+
+
+def error(retry_ms: int) -> bytes:
+    """Return the last frame of a stream whose next event cannot be shown.
+
+    It has no id, so that the client reconnects with the cursor of the last event that it got.
+    """
+    return b"retry: %d\n%b" % (retry_ms, _frame(b"error", written({"reason": "failed"}), None))
 
 
 def end(position: Position) -> bytes:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from semel.bus.jobs import checked_domain
 from semel.errors import SettingsError
+from semel.failures import Failures
 from semel.feed import Feed
 from semel.http.asgi import ASGIScope, Receive, Send, reply
 from semel.http.protocol import Refusal, Response
@@ -79,6 +80,7 @@ class Gateway:
         self._seats = Seats(self._limits)
         self._everything = Everything()
         self._counts = GatewayCounts()
+        self._failures = Failures()
         self._houses: WeakKeyDictionary[asyncio.AbstractEventLoop, House] = WeakKeyDictionary()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
@@ -114,7 +116,15 @@ class Gateway:
         if house is None:
             feed = Feed(self.store, encode=frames.entry)
             crowd = Crowd(self._limits)
-            house = House(self._terms, feed, crowd, self._seats, self._counts, self._everything)
+            house = House(
+                self._terms,
+                feed,
+                crowd,
+                self._seats,
+                self._counts,
+                self._everything,
+                self._failures,
+            )
             self._houses[loop] = house
         return house
 

@@ -16,6 +16,7 @@ PROBLEMS: Mapping[str, tuple[int, str]] = {
     "method-not-allowed": (405, "A job can only be read"),
     "job-gone": (410, "This job has ended, and its events are not kept any more"),
     "too-many-connections": (429, "You watch too many jobs at once"),
+    "not-shown": (500, "This job cannot be shown"),
     "overloaded": (503, "There are too many viewers right now"),
     "draining": (503, "This gateway is about to end"),
     "undecided": (503, "Nobody has said yet whether you may see this"),

@@ -16,11 +16,12 @@ from semel.bus.jobs import state_of
 from semel.bus.watching import seq_in
 from semel.entries import Entry, FieldValue, Snapshot
 from semel.errors import SettingsError
+from semel.failures import Failures
 from semel.feed import Reset
 from semel.feed.values import Burst
 from semel.http.sse import frames
 
-__all__ = ["Everything", "Project", "Some", "View"]
+__all__ = ["Everything", "NotShownError", "Project", "Some", "View"]
 
 Project: TypeAlias = Callable[[Any, Any], Any]
 """From an event and a principal to what the principal is shown of it; None is nothing.
@@ -31,9 +32,19 @@ The same for the same: it must not look at anything else, or a replay would diff
 # Resets that are kept as they are sent: a crowd that comes back is told the same.
 MOST_RESETS = 64
 
+# How long a viewer waits before it reconnects after `project` has failed, in milliseconds. Longer
+# than after other ends, because the same event will usually fail again.
+FAILED_RETRY_MS = 10_000
+
+
+class NotShownError(Exception):
+    """Raised after `project` has failed; the failure was logged."""
+
 
 class Everything:
     """For those from whom nothing is kept: all are given the very same bytes."""
+
+    has_failed = False
 
     def __init__(self) -> None:
         self._resets: dict[tuple[str, str], bytes] = {}
@@ -56,17 +67,39 @@ class Everything:
 
 
 class Some:
-    """For one viewer: what `project` leaves, and only numbers above `last_seq`, if there is one."""
+    """For one viewer: what `project` leaves, and only numbers above `last_seq`, if there is one.
 
-    __slots__ = ("_last_seq", "_project", "principal")
+    Where `project` raises, an `error` event takes the place of the entry, and `has_failed` is set:
+    nothing may follow it.
+    """
 
-    def __init__(self, project: Project | None, principal: object, last_seq: int | None) -> None:
+    __slots__ = ("_failures", "_last_seq", "_project", "has_failed", "principal")
+
+    def __init__(
+        self,
+        project: Project | None,
+        principal: object,
+        last_seq: int | None,
+        failures: Failures,
+    ) -> None:
         self._project = project
         self.principal = principal
         self._last_seq = last_seq
+        self._failures = failures
+        self.has_failed = False
 
     def shown(self, burst: Burst) -> bytes:
-        return b"".join(map(self._frame, burst.entries))
+        shown = []
+        try:
+            for entry in burst.entries:
+                shown.append(self._frame(entry))  # noqa: PERF401 - those before a failure are kept
+        except NotShownError:
+            shown.append(self._error())
+        return b"".join(shown)
+
+    def _error(self) -> bytes:
+        self.has_failed = True
+        return frames.error(FAILED_RETRY_MS)
 
     def _frame(self, entry: Entry) -> bytes:
         if self._last_seq is not None and seq_in(entry) <= self._last_seq:
@@ -79,7 +112,14 @@ class Some:
     def _shown(self, data: bytes) -> bytes | None:
         if self._project is None:
             return data
-        left = self._project(json.loads(data), self.principal)
+        try:
+            return self._projected(self._project, data)
+        except Exception as error:
+            self._failures.tell(error, "semel: project failed; the viewer's connection ends")
+            raise NotShownError from error
+
+    def _projected(self, project: Project, data: bytes) -> bytes | None:
+        left = project(json.loads(data), self.principal)
         if left is None:
             return None
         if not isinstance(left, dict):
@@ -91,9 +131,13 @@ class Some:
 
     def reset(self, reset: Reset) -> bytes:
         self._last_seq = None  # whatever it had seen, it begins anew from this
-        return _reset(reset, self.state(reset.snapshot))
+        try:
+            return _reset(reset, self.state(reset.snapshot))
+        except NotShownError:
+            return self._error()
 
     def state(self, snapshot: Snapshot) -> Mapping[str, Any]:
+        """Return the state as `project` leaves it; raise `NotShownError` if it fails."""
         fields: dict[str, FieldValue] = {}
         for name, held in snapshot.fields.items():
             data = self._shown(held.data)

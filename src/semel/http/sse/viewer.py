@@ -10,7 +10,6 @@ and whether it takes what is written. Who does not is cut off: what it has not g
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -30,13 +29,11 @@ from semel.http.sse.view import Everything, Some, View
 
 __all__ = ["Closing", "Pace", "Viewer"]
 
-log = logging.getLogger("semel")
-
 ASK_JITTER = 0.2
 
-Closing: TypeAlias = Literal["", "gone", "slow", "old", "drained", "refused"]
+Closing: TypeAlias = Literal["", "gone", "slow", "old", "drained", "refused", "failed"]
 """Why it ends: not yet; the client has left; it is too slow; it is as old as it may get; the
-gateway ends; it may not see this any more."""
+gateway ends; `authorise` refused it or failed; `project` failed."""
 
 
 class Pace(Protocol):
@@ -291,10 +288,6 @@ class Viewer:
             principal = await self._may_go_on()
         except Refusal:
             self.close("refused")
-        except Exception:
-            # Whoever cannot be asked about is shown nothing more, and may come back.
-            log.exception("semel: authorise failed; the connection is closed")
-            self.close("refused")
         else:
             if isinstance(self._view, Some):
                 self._view.principal = principal
@@ -307,3 +300,5 @@ class Viewer:
         except OSError:  # some servers say so that the client is gone
             self.close("gone")
         self._is_writing = False
+        if self._view.has_failed:
+            self.close("failed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,9 +14,11 @@ from semel.bus.jobs import stream_of
 from semel.bus.watching import Start, start_behind
 from semel.colour import ASYNC
 from semel.errors import SettingsError, StoreUnavailableError
+from semel.failures import Failures
 from semel.feed import Feed, Subscription
 from semel.http.asgi import ASGIScope, Receive, Send, request_of
 from semel.http.protocol import Header, Refusal, Response
+from semel.http.refusal import is_refusal
 from semel.http.sse import frames
 from semel.http.sse.asking import Asked, Request, asked, job_of
 from semel.http.sse.cors import Cors
@@ -27,18 +28,16 @@ from semel.http.sse.limits import BACK_S, Seats
 from semel.http.sse.problems import forbidden, later, refused, unauthorised
 from semel.http.sse.status import GatewayCounts
 from semel.http.sse.tickets import Tickets
-from semel.http.sse.view import Everything, Project, Some, View
+from semel.http.sse.view import Everything, NotShownError, Project, Some, View
 from semel.http.sse.viewer import Viewer
 from semel.stores.log_rules import name_of
 from semel.values import value
 
 __all__ = ["ABORT", "IS_GONE", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
 
-log = logging.getLogger("semel")
-
 Authorise: TypeAlias = Callable[[Request, str], Any]
-"""From a request and a job's id to the principal, sync or async. None and False are refusals, and
-so is a `Refusal` that it raises."""
+"""From a request and a job's id to the principal, sync or async. Every falsy answer is a refusal,
+and so is a `Refusal` that it raises."""
 
 # In scope["extensions"]: drops the connection at once, with whatever waits to be sent on it.
 ABORT = "semel.abort"
@@ -110,6 +109,7 @@ class House:
     seats: Seats
     counts: GatewayCounts
     everything: Everything
+    failures: Failures
 
 
 class Visit:
@@ -149,9 +149,8 @@ class Visit:
         except StoreUnavailableError as error:
             if self.has_begun:
                 raise
-            raise later(
-                "store-unavailable", "They are there. Come back in a while.", RETRY_STORE_S
-            ) from error
+            self._house.failures.warn("semel: a viewer gets a 503: %s", error)
+            raise later("store-unavailable", "Try again later.", RETRY_STORE_S) from error
 
     async def _start(self, wanted: Asked) -> Start:
         start = Start(wanted.after, wanted.lost)
@@ -185,30 +184,41 @@ class Visit:
     async def _principal(self) -> object:
         terms, ticket = self._house.terms, self.request.ticket
         if terms.authorise is not None:
-            found = terms.authorise(self.request, self._job_id)
-            if inspect.isawaitable(found):
-                found = await self._decided(found)
-            if found is None or found is False:
-                raise forbidden()
-            return found
+            return await self._authorised(terms.authorise)
         if terms.tickets is not None and ticket is None:
             raise unauthorised()
         return None if ticket is None else ticket.principal
+
+    async def _authorised(self, authorise: Authorise) -> object:
+        try:
+            found = authorise(self.request, self._job_id)
+            if inspect.isawaitable(found):
+                found = await self._decided(found)
+            if is_refusal(found):
+                raise forbidden()
+        except Refusal:
+            raise
+        except Exception as error:
+            self._house.failures.tell(error, "semel: authorise failed; the viewer gets a 503")
+            raise _undecided() from error
+        return found
 
     async def _decided(self, deciding: Awaitable[Any]) -> Any:
         """Whoever does not decide keeps nobody waiting for ever, and nobody's seat."""
         try:
             async with asyncio.timeout(DECIDED_WITHIN_S):
                 return await deciding
-        except TimeoutError:
-            log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
-            raise later("undecided", "Nobody has said whether you may see this.", BACK_S) from None
+        except TimeoutError as error:
+            self._house.failures.tell(
+                error, "semel: authorise has not answered for %g s", DECIDED_WITHIN_S
+            )
+            raise _undecided() from None
 
     def _view(self, principal: object, only_above: int | None) -> View:
         project = self._house.terms.project
         if project is None and only_above is None:
             return self._house.everything
-        return Some(project, principal, only_above)
+        return Some(project, principal, only_above, self._house.failures)
 
     # --- the state ------------------------------------------------------------------------------
 
@@ -218,7 +228,12 @@ class Visit:
             raise _unknown()
         if snapshot.life == "gone":
             raise _gone()
-        body = frames.written(view.state(snapshot))
+        try:
+            body = frames.written(view.state(snapshot))
+        except NotShownError as error:
+            raise refused(
+                "not-shown", "The server could not show this job; the error is in its log."
+            ) from error
         tag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()  # as this viewer sees it
         if self.request.header("if-none-match") == tag.decode():
             return Response(304, ((b"etag", tag),), b"")
@@ -285,6 +300,10 @@ class Visit:
 
 def _unknown() -> Refusal:
     return refused("job-unknown", "Nobody has said anything about this job, or it was forgotten.")
+
+
+def _undecided() -> Refusal:
+    return later("undecided", "The server could not decide whether you may see this.", BACK_S)
 
 
 def _gone() -> Refusal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from semel.errors import (
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RETRY_BUSY_S", "RETRY_STORE_S", "acted"]
 
-log = logging.getLogger("semel")
-
 RETRY_BUSY_S = 0.2
 RETRY_STORE_S = 1.0
 
@@ -38,7 +35,7 @@ async def acted(house: House, act: Act, user: str) -> str:
 
 
 async def _settled(house: House, act: Act, user: str) -> str:
-    retry_s = None
+    retry_s, failures = None, house.rooms.failures
     try:
         request = _request(act, user)
     except SettingsError as error:
@@ -50,11 +47,11 @@ async def _settled(house: House, act: Act, user: str) -> str:
     except IdempotencyConflictError as error:
         code, why = "REQUEST_CONFLICT", str(error)
     except CorruptRecordError as error:
-        log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
+        failures.tell(error, "semel: room %r cannot be read: %s", act.room_id, error)
         code, why = "FAILED", "this room cannot be read"
     except (StoreUnavailableError, SettingsError) as error:
         if isinstance(error, SettingsError):  # of the store, as without its tables
-            log.error("semel: room %r cannot be read: %s", act.room_id, error)  # noqa: TRY400
+            failures.tell(error, "semel: room %r cannot be read: %s", act.room_id, error)
         code, why, retry_s = "UNAVAILABLE", "nobody knows; send the same again", RETRY_STORE_S
     return _undecided(house, act, code, why, retry_s)
 

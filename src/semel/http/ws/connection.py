@@ -17,7 +17,7 @@ from semel.http.ws.hearing import Hearing
 from semel.http.ws.seat import Seat, Seats
 from semel.http.ws.showing import Showing
 from semel.http.ws.visitor import Visitor
-from semel.http.ws.voice import Voice
+from semel.http.ws.voice import MOST_WAITING, Voice
 from semel.rooms import messages
 from semel.rooms.cursors import bound
 
@@ -28,15 +28,19 @@ __all__ = ["Closing", "Connection"]
 
 log = logging.getLogger("semel")
 
-Closing: TypeAlias = Literal["", "gone", "slow", "drained", "rules", "idle", "failed", "old"]
+Closing: TypeAlias = Literal[
+    "", "gone", "slow", "drained", "rules", "large", "idle", "failed", "old"
+]
 """Why it ends: not yet; the client has left; it is too slow; the server ends; it broke the rules;
-it has joined nothing; something is wrong here; it is as old as it may get."""
+a message was far too large; it has joined nothing; something is wrong here; it is as old as it may
+get."""
 
 CODES: dict[Closing, int] = {
     "gone": 1000,
     "slow": 1013,
     "drained": 1001,
     "rules": 1008,
+    "large": 1009,
     "idle": 1008,
     "failed": 1011,
     "old": 1001,
@@ -66,7 +70,7 @@ class Connection:
 
     def look(self, now: float) -> None:
         """What is due? Called once a second."""
-        if self._voice.is_writing and self._is_slow(now):
+        if self._voice.unsent > MOST_WAITING or (self._voice.is_writing and self._is_slow(now)):
             self.drop("slow")
         elif self._is_idle(now):
             self.close("idle")
@@ -153,6 +157,8 @@ class Connection:
                 raise
             assert self._task is not None
             self._task.uncancel()  # it was us
+        finally:
+            self._voice.abort_later(self.house.limits.write_within_s)
 
     async def _live(self, receive: Receive) -> None:
         reading = asyncio.ensure_future(self._read(receive))
@@ -199,5 +205,6 @@ class Connection:
         try:
             async with asyncio.timeout(self.house.limits.write_within_s):
                 await self._voice.hang_up(CODES[self.closing], self.closing)
-        except (OSError, TimeoutError, RuntimeError):  # it is gone by now
+        except (OSError, TimeoutError, RuntimeError):  # the client is gone, or does not read
             self.closing = "gone"
+            self._voice.abort()

@@ -71,7 +71,14 @@ class House:
         self._set_back: dict[str, Position] = {}
         """By room, where a failover has left it."""
         self.presence = (
-            Presence(rooms.presence_stream_of, rooms.log, rooms.feed, rooms.clock, self._tell_here)
+            Presence(
+                rooms.presence_stream_of,
+                rooms.exists,
+                rooms.log,
+                rooms.feed,
+                rooms.clock,
+                self._tell_here,
+            )
             if tells_presence
             else None
         )
@@ -102,6 +109,8 @@ class House:
         """Somebody is told how a room stands. Where a failover took something back, a turn may be
         there again that was timed out, and whose note was looked at by everybody.
         """
+        if not standing.version:
+            return  # a client can invent the room and the cursor
         if reason in TAKEN_BACK and self._set_back.get(room_id) != standing.position:
             self._set_back[room_id] = standing.position
             self.rooms.look_soon(room_id)

@@ -24,7 +24,17 @@ from semel.http.ws.joining import Joining, why_not
 from semel.http.ws.seat import Seat
 from semel.http.ws.visitor import NotLetIn, Visitor, let_in
 from semel.rooms import messages
-from semel.rooms.asking import Act, Asked, Join, Leave, Malformed, Ping, WantsSnapshot, asked
+from semel.rooms.asking import (
+    Act,
+    Asked,
+    Join,
+    Leave,
+    Malformed,
+    Ping,
+    WantsSnapshot,
+    asked,
+    is_larger,
+)
 from semel.rooms.standing import Standing
 
 if TYPE_CHECKING:
@@ -76,6 +86,10 @@ class Hearing:
     async def hear(self, message: Mapping[str, Any]) -> None:
         """One message, as the server hands it over."""
         text = message.get("text")
+        frame = message.get("bytes") or b"" if text is None else text
+        if is_larger(frame, self._house.limits.frame_bytes):
+            self._connection.close("large")
+            return
         try:
             if text is None:
                 raise Malformed("messages are text")

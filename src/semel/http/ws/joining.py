@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Joining", "why_not"]
 
-log = logging.getLogger("semel")
-
 RETRY_S = 1.0
 
 
@@ -35,9 +32,9 @@ def why_not(error: Exception, room_id: str, failures: Failures) -> NotLetIn:
         case StoreUnavailableError():
             return NotLetIn("the room cannot be read now", "UNAVAILABLE", RETRY_S)
         case CorruptRecordError():
-            log.error("semel: room %r cannot be shown: %s", room_id, error)
+            failures.tell(error, "semel: room %r cannot be shown: %s", room_id, error)
         case SettingsError():  # of the store, as without its tables
-            log.error("semel: room %r cannot be shown: %s", room_id, error)
+            failures.tell(error, "semel: room %r cannot be shown: %s", room_id, error)
             return NotLetIn("the room cannot be read now", "UNAVAILABLE", RETRY_S)
         case _:
             failures.tell(error, "semel: room %r could not be shown", room_id)
@@ -92,7 +89,7 @@ class Joining:
             entries = news.entries if isinstance(news, Burst) else []
             missed = messages.for_all(entries, self._user, self._view_version)
         except CorruptRecordError as error:
-            log.error("semel: room %r cannot be shown: %s", room_id, error)  # noqa: TRY400
+            rooms.failures.tell(error, "semel: room %r cannot be shown: %s", room_id, error)
             return self._afresh(standing, "unreadable")
         self._updates = len(entries)
         self.texts = [self._joined(standing.position, resumed=True), *missed]

@@ -40,6 +40,11 @@ class Limits:
     behind_bytes: int = 256 * 1024
     write_within_s: float = 30.0
 
+    @property
+    def frame_bytes(self) -> int:
+        """Size above which a message closes the connection, in bytes."""
+        return 4 * self.message_bytes
+
     def check(self) -> None:
         for name, number in asdict(self).items():
             if not number > 0:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from semel.colour import in_own_task
 from semel.errors import SettingsError
 from semel.failures import Failures
+from semel.http.refusal import is_refusal
 from semel.http.sse.asking import Request
 from semel.rooms.names import MOST_USER, named
 from semel.values import value
@@ -35,6 +36,8 @@ RETRY_S = 1.0
 
 NO_USER = "nobody can say who you are; this has to be mended on the server"
 
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
 # Origins that were refused and are told of, each once: strangers can think of many.
 MOST_TOLD = 20
 
@@ -55,8 +58,8 @@ class Spectator:
 
 
 Authorise: TypeAlias = Callable[[Visitor, str], Any]
-"""From a visitor and a room's id to the user's name, or `Spectator()`, sync or async. None and
-False are refusals."""
+"""From a visitor and a room's id to the user's name, or `Spectator()`, sync or async. Every falsy
+answer is a refusal."""
 
 
 def check_authorise(authorise: Authorise) -> None:
@@ -96,41 +99,50 @@ async def let_in(
     if authorise is not None:
         found = await _decided(authorise, visitor, room_id, failures)
     match found:
-        case str() if found:
-            user = _user(found)
+        case str():
+            user = _user(found, failures)
             return None if visitor.spectate else user
         case Spectator():
             return None
-        case None | False | "":
+        case None:
             raise NotLetIn("you may not join this room")
         case _:
-            log.error(
+            wrong = TypeError(f"{type(found).__name__} is not a user's name")
+            failures.tell(
+                wrong,
                 "semel: authorise gave a %s; it is to give the user's name, Spectator(), or None",
                 type(found).__name__,
             )
             raise NotLetIn(NO_USER, "FAILED")
 
 
-def _user(found: str) -> str:
+def _user(found: str, failures: Failures) -> str:
+    """Return the name if it is valid; otherwise raise `NotLetIn`.
+
+    A client may choose the name and repeat an invalid one, so `failures` limits the log.
+    """
     try:
         return named("user", found, MOST_USER)
     except SettingsError as error:
-        log.error("semel: authorise gave a name that is none: %s", error)  # noqa: TRY400
+        failures.tell(error, "semel: authorise returned an invalid name: %s", error)
         raise NotLetIn(NO_USER, "FAILED") from None
 
 
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
-    """Whoever cannot say is no refusal: their database may be away for a moment."""
+    """Return what `authorise` returned, None for every refusal.
+
+    An `authorise` that raises has not refused: its database may be unavailable for a moment.
+    """
     waiting = asyncio.timeout(DECIDED_WITHIN_S)
     try:
         found = authorise(visitor, room_id)
-        if not inspect.isawaitable(found):
-            return found
-        async with waiting:
-            return await in_own_task(found)  # one that is cancelled has not said anything
+        if inspect.isawaitable(found):
+            async with waiting:
+                found = await in_own_task(found)  # a cancelled one has not decided
+        return None if is_refusal(found) else found
     except Exception as error:  # noqa: BLE001 - somebody else's code; it is told of
         if waiting.expired():
-            log.warning("semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
+            failures.tell(error, "semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
         else:
             failures.tell(
                 error, "semel: authorise failed; whoever wants to join is asked to try again"
@@ -186,8 +198,11 @@ class Origins:
             return True
         if self._named:
             return origin.lower() in self._named
-        host = visitor.header("host")
-        try:
-            return host is not None and urlsplit(origin).netloc.lower() == host.lower()
-        except ValueError:  # it is no address at all
+        # An origin without a host, such as "null" or "file://", matches no Host, not even an empty
+        # one.
+        host = (visitor.header("host") or "").lower()
+        if not _is_origin(origin):
             return False
+        parts = urlsplit(origin.lower())
+        port = DEFAULT_PORTS.get(parts.scheme, "")  # which browsers leave out, and proxies may not
+        return parts.netloc.removesuffix(port) == host.removesuffix(port)

@@ -17,15 +17,16 @@ from semel.http.asgi import Send
 from semel.http.sse.direct import transport_of
 from semel.http.ws.direct import line_of
 
-__all__ = ["Voice"]
+__all__ = ["MOST_WAITING", "Voice"]
 
 # Answers that a client has not taken, and characters of them: a snapshot of the largest room. With
 # so many it is not listened to.
 FULL_ANSWERS = 256
 FULL_WAITING = 256 * 1024
 
-# So many there are not of what it has asked for: of one more join, and of all actions under way.
-# What is told unasked goes on, and somebody who takes nothing of it is not worth more.
+# Maximum number of queued messages, and of their characters: more than a join and all actions under
+# way can queue. A client with more is disconnected. The second limit also holds for the bytes that
+# the server has buffered, such as the pongs for a flood of pings.
 MOST_ANSWERS = 2048
 MOST_WAITING = 8 * 1024 * 1024
 
@@ -102,6 +103,20 @@ class Voice:
 
     async def hang_up(self, code: int, reason: str) -> None:
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the server has buffered for the client; 0 where it does not show them."""
+        size_of = getattr(transport_of(self._send), "get_write_buffer_size", None)
+        return 0 if size_of is None else size_of()
+
+    def abort_later(self, within_s: float) -> None:
+        """Abort the connection in `within_s` seconds if bytes for the client are buffered now.
+
+        The server closes it only when they are sent, which may be never.
+        """
+        if self.unsent:
+            asyncio.get_running_loop().call_later(within_s, transport_of(self._send).abort)
 
     def abort(self) -> None:
         """Drop the line, where the server lets us."""

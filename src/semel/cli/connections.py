@@ -1,0 +1,212 @@
+"""Bounds on connections that have no request under way, for the HTTP protocols of uvicorn.
+
+uvicorn waits for ever for the rest of a request head, and limits requests only. So clients that
+send half a head could take every file descriptor of the process. Here a connection counts as
+waiting from its beginning, and again from the end of each response, until the next head is whole.
+A connection that waits for too long is closed. Where too many connections are open, or too many of
+one address wait, the one that has waited longest is closed.
+
+`Bounds` uses these names of uvicorn's protocols, in httptools and in h11: `cycle`,
+`connections`, `transport`, `on_response_complete`, `handle_websocket_upgrade`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from semel.errors import SettingsError
+from semel.failures import Failures
+
+__all__ = ["HEAD_TIMEOUT_S", "PER_ADDRESS", "Waiting", "bounded"]
+
+# How long a connection may wait for a whole request head, in seconds. A browser usually sends its
+# head in one packet, so this is ample on a slow network, too.
+HEAD_TIMEOUT_S = 10.0
+
+# Maximum number of waiting connections per client address. All connections of a reverse proxy have
+# one address, and it keeps some of them idle.
+PER_ADDRESS = 200
+
+# Connections that may be open beyond those that are served, so that clients in excess get a 503.
+# As many as are served, but at least LEAST_SPARE and at most SPARE.
+SPARE, LEAST_SPARE = 64, 16
+
+# The limit per address spares connections younger than this, in seconds. When all clients of a
+# reverse proxy reconnect at once, thousands are accepted before the first head is read.
+YOUNG_S = 5.0
+
+# Maximum number of bytes from one whole head to the next: body, trailers and the next head. h11
+# limits a head to 16 KiB, httptools has no limit. No request to these servers has a body.
+MAX_REQUEST_BYTES = 64 * 1024
+
+# Maximum number of requests that a client has sent before the response to the first. Browsers and
+# the usual reverse proxies send one request at a time.
+MAX_PIPELINED = 16
+
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
+
+
+class Waiting:
+    """The connections of one server, on one event loop, that wait for a request head.
+
+    `connections`: how many are served at once; up to `SPARE` more may be open. `per_address`: how
+    many of one address may wait. `head_timeout_s`: how long a connection may wait, in seconds.
+    """
+
+    def __init__(self, connections: int, per_address: int, head_timeout_s: float) -> None:
+        if not head_timeout_s > 0:
+            raise SettingsError(f"--head-timeout {head_timeout_s:g}s: more than 0 seconds")
+        self._sockets = connections + min(SPARE, max(connections, LEAST_SPARE))
+        self._per_address = per_address
+        self.head_timeout_s = head_timeout_s
+        self._young_s = min(YOUNG_S, head_timeout_s / 2)
+        self._since: dict[Bounds, float] = {}
+        """When each began to wait. The one that has waited longest comes first."""
+        self._by_address: dict[str, dict[Bounds, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures = Failures()
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, protocol: Bounds) -> None:
+        """Count the protocol as waiting from now on; if there are too many, close the oldest."""
+        self.remove(protocol)
+        loop = asyncio.get_running_loop()
+        self._since[protocol] = now = loop.time()
+        address = address_of(protocol)
+        here = self._by_address.setdefault(address, {})
+        here[protocol] = None
+        if self._timer is None:
+            self._timer = loop.call_later(self.head_timeout_s, self._close_due)
+        if len(protocol.connections) > self._sockets:
+            self._failures.warn(
+                "semel: more than %d connections are open; the one that has waited longest for a "
+                "request head was closed",
+                self._sockets,
+            )
+            self._close(next(iter(self._since)))
+        elif len(here) > self._per_address and now - self._since[next(iter(here))] >= self._young_s:
+            self._failures.warn(
+                "semel: %d connections from %s have sent no whole request head; the oldest was "
+                "closed",
+                len(here),
+                address,
+            )
+            self._close(next(iter(here)))
+
+    def remove(self, protocol: Bounds) -> None:
+        """Stop counting the protocol: its head is whole, or its connection has ended."""
+        if self._since.pop(protocol, None) is not None:
+            address = address_of(protocol)
+            here = self._by_address[address]
+            del here[protocol]
+            if not here:
+                del self._by_address[address]
+
+    def _close_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() - self.head_timeout_s
+        for protocol, since in list(self._since.items()):
+            if since > due:
+                break
+            if protocol.takes_response():
+                self.add(protocol)
+                continue
+            self._failures.warn(
+                "semel: a connection from %s has sent no whole request head for %g s, and was "
+                "closed",
+                address_of(protocol),
+                self.head_timeout_s,
+            )
+            self._close(protocol)
+        self._timer = None
+        if self._since:
+            oldest = next(iter(self._since.values()))
+            wait_s = max(0.0, oldest + self.head_timeout_s - loop.time())
+            self._timer = loop.call_later(wait_s, self._close_due)
+
+    def close_too_large(self, protocol: Bounds) -> None:
+        self._failures.warn(
+            "semel: a request from %s has more than %d bytes, or more than %d requests follow it; "
+            "the connection was closed",
+            address_of(protocol),
+            MAX_REQUEST_BYTES,
+            MAX_PIPELINED,
+        )
+        if protocol in self._since:
+            protocol.transport.write(TOO_LARGE)
+            protocol.transport.close()  # still counted: aborted if the client does not read this
+        else:
+            self._close(protocol)
+
+    def _close(self, protocol: Bounds) -> None:
+        self.remove(protocol)
+        protocol.connections.discard(protocol)  # uvicorn removes it later, when it is lost
+        protocol.transport.abort()
+
+
+def address_of(protocol: Bounds) -> str:
+    return str(protocol.client[0]) if protocol.client else ""
+
+
+class Bounds(asyncio.Protocol):
+    """Mixin for a protocol class of uvicorn: tells `Waiting` when a connection waits."""
+
+    waiting: Waiting
+    cycle: Any
+    client: tuple[str, int] | None
+    connections: set[Any]
+    transport: asyncio.Transport
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._received = 0.0
+        """Bytes since the last whole head."""
+        self._unsent = math.inf
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.waiting.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self.waiting.remove(self)
+            self._received = 0
+        else:
+            self._received += len(data)
+        if self._is_too_much() and not self.transport.is_closing():
+            self.waiting.close_too_large(self)
+
+    def _is_too_much(self) -> bool:
+        queued = getattr(self, "pipeline", ())  # h11 has none: it reads one request at a time
+        return self._received > MAX_REQUEST_BYTES or len(queued) > MAX_PIPELINED
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # type: ignore[misc]
+        if self.cycle.response_complete and self in self.connections:
+            self._unsent = math.inf
+            self.waiting.add(self)
+
+    def handle_websocket_upgrade(self, *args: Any) -> None:
+        self.waiting.remove(self)
+        self._received = -math.inf  # WebSocket frames follow, which are not limited here
+        super().handle_websocket_upgrade(*args)  # type: ignore[misc]
+
+    def takes_response(self) -> bool:
+        """Return whether the client has taken some of the last response since the last call."""
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        return 0 < self._unsent < before
+
+
+def bounded(kind: type[asyncio.Protocol], waiting: Waiting) -> type[asyncio.Protocol]:
+    """Return a subclass of a protocol class of uvicorn whose connections `waiting` counts."""
+    return type("Bounded", (Bounds, kind), {"waiting": waiting})
