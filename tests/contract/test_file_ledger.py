@@ -26,3 +26,6 @@ class TestFileLedger(LedgerContract):
 
     async def age(self, store, seconds):
         self.clock.advance(seconds)
+
+    async def another(self, store):
+        return FileStore(store._path, clock=self.clock)

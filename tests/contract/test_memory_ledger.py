@@ -28,6 +28,10 @@ class TestMemoryLedger(LedgerContract):
     async def age(self, store, seconds):
         self.clock.advance(seconds)
 
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store
+
 
 TERMS = Terms(lease_s=1, ttl_s=60)
 

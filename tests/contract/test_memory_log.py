@@ -24,6 +24,10 @@ class TestMemoryLog(LogContract):
     async def age(self, store, seconds):
         store._log._clock.advance(seconds)
 
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store
+
     async def streams_left(self, store):
         return len(store._log._streams)
 
@@ -37,3 +41,7 @@ class TestMemoryBell(BellContract):
         store = MemoryStore()
         yield store
         await store.aclose()
+
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store

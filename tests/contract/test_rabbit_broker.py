@@ -20,6 +20,7 @@ from semel.messages import Batch, Full, GroupBacklog, Refused, Tail, Taken
 from semel.testing.brokers import ODD, BrokerContract
 from semel.testing.traffic import Sender, message
 from support import servers
+from support.instance_world import Place, World
 from support.proxy import Proxy
 
 TOPIC = "axiom:events"
@@ -90,6 +91,13 @@ async def test_each_test_has_queues_of_its_own(rabbit_url, turn):
         assert (await broker.backlog(TOPIC, 0)).length == 0
         await broker.publish(batch(1))
         assert (await broker.backlog(TOPIC, 0)).length == 1
+
+
+async def test_brokers_of_processes_that_come_and_go_lose_nothing(rabbit_url, tmp_path):
+    urls = [rabbit_url, rabbit_url.replace("127.0.0.1", "localhost")]
+    place = Place(tmp_path, urls, ["broker"], has_log=False)
+    with World(place, seed=0) as world:
+        await asyncio.to_thread(world.play, 4)
 
 
 # --- messages -----------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ class TestMemoryRooms(RoomsContract):
         yield store
         await store.aclose()
 
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store
+
 
 class TestSQLiteRooms(RoomsContract):
     @pytest.fixture
@@ -68,6 +72,12 @@ class OnSQL(OnServer):
 
 class TestPostgresRooms(OnSQL):
     fixture = "postgres_tables_url"
+
+
+class TestPgBouncerRooms(OnSQL):
+    """PostgreSQL behind a pooler in transaction mode: LISTEN is replaced by polling."""
+
+    fixture = "pgbouncer_tables_url"
 
 
 class TestMariaDBRooms(OnSQL):

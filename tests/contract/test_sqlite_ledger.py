@@ -27,6 +27,9 @@ class TestSQLiteLedger(LedgerContract):
     async def age(self, store, seconds):
         self.clock.advance(seconds)
 
+    async def another(self, store):
+        return SQLiteStore(store._path, clock=self.clock)
+
 
 class TestSQLiteMemoryLedger(TestSQLiteLedger):
     examples = 40
@@ -36,3 +39,7 @@ class TestSQLiteMemoryLedger(TestSQLiteLedger):
         store = SQLiteStore(":memory:", clock=clock)
         yield store
         await store.aclose()
+
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store

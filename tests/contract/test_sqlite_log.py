@@ -93,3 +93,7 @@ class TestSQLiteMemoryBell(BellContract):
         store = SQLiteStore(":memory:")
         yield store
         await store.aclose()
+
+    async def another(self, store):
+        """Return the same one, because two in memory share no records."""
+        return store

@@ -31,10 +31,12 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 
 PRELOADED = (
+    "aio_pika",
     "aiosqlite",
     "asyncmy",
     "fastapi",
     "httpx",
+    "nats",
     "psycopg",
     "pymysql",
     "redis.asyncio",
@@ -45,6 +47,7 @@ PRELOADED = (
     "sqlalchemy.orm",
     "support.bound_holder",
     "support.holder",
+    "support.instances",
 )
 
 

@@ -6,8 +6,9 @@
             ...
 
 A ring may be lost or spurious, and no log depends on it. But a bell that is well and hears every
-append is what makes a reader quick: so much is tested here. Needs pytest-asyncio, in either mode,
-and hypothesis.
+append is what makes a reader quick: so much is tested here. If a process may have several stores on
+one place, give another one by `another`, as for `LogContract`. Needs pytest-asyncio, in either
+mode, and hypothesis.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 
 from semel.colour import Colour, run
 from semel.ports import Bell, LogStore
-from semel.testing.driven import InBothColours
+from semel.testing.driven import InBothColours, opened
 from semel.testing.log_appending import STREAM, log_of, put
 
 __all__ = ["BellContract"]
@@ -62,18 +63,14 @@ class BellContract(InBothColours):
     """Every promise of the `Bell` port, one test each."""
 
     async def another(self, store: Any) -> Any:
-        """A second store on the same place; this one where nobody shares it."""
+        """Return a second store on the same place; by default, the store itself."""
         return store
 
     @asynccontextmanager
     async def other_log(self, store: Any, colour: Colour) -> AsyncIterator[Any]:
         """The log of that other store."""
-        other = await self.another(store)
-        try:
+        async with opened(self, store) as other:
             yield log_of(other, colour)
-        finally:
-            if other is not store:
-                await other.aclose()
 
     @pytest.fixture
     def log(self, store: LogStore, colour: Colour) -> Any:
@@ -117,6 +114,24 @@ class BellContract(InBothColours):
             for n in range(3):
                 await put(other, f"e{n}")
                 await ear.hears()
+
+    async def test_closing_a_store_and_its_bell_leaves_the_bells_of_others_ringing(
+        self, store: Any, log: Any, bell: Bell, colour: Colour
+    ) -> None:
+        ear, beside = Ear(), Ear()
+        async with opened(self, store) as stays, bell_of(stays) as its_bell:
+            await bell.listen(STREAM, ear.wake)
+            await its_bell.listen(STREAM, beside.wake)
+            async with opened(self, store) as goes, bell_of(goes) as leaving:
+                third = Ear()
+                await leaving.listen(STREAM, third.wake)
+                await put(log_of(goes, colour), "a")
+                for each in (ear, beside, third):
+                    await each.hears()
+            for id, each in (("b", log), ("c", log_of(stays, colour))):
+                await put(each, id)
+                await ear.hears()
+                await beside.hears()
 
     async def test_who_listens_before_reading_misses_nothing(
         self, log: Any, bell: Bell, colour: Colour

@@ -4,9 +4,10 @@
         async def make(self, *, shards, maxlen):
             return MyBroker("my://localhost", shards=shards, maxlen=maxlen)
 
-`make` is called more than once in a test: two brokers at the same place stand for two processes,
-and see the same messages. Each is closed when the test ends. Topics have new names every time, so
-the place need not be empty. What `make` needs of fixtures, an autouse fixture puts on `self`.
+`make` is called more than once in a test. Two brokers at the same place stand for two processes, or
+for two parts of one, and see the same messages. Each is closed when the test ends. Topics have
+new names every time, so the place need not be empty. What `make` needs of fixtures, an autouse
+fixture puts on `self`.
 
 A broker is held to what its `features` declare. Where it declares less, less is asserted, and
 nothing is skipped: a broker that does not deduplicate still delivers a repeat at least once, with
@@ -840,6 +841,23 @@ class BrokerContract:
         await consumer.close()
         await broker.aclose()
         await broker.aclose()
+
+    async def test_closing_a_broker_leaves_another_at_the_same_place_working(
+        self, opened: Opened, topic: str
+    ) -> None:
+        one, other, stays = await opened(), await opened(), await opened()
+        consumer = await self.consumer(stays, topic)
+        former, later = Sender(other, topic), Sender(one, topic)
+        assert await former.send(1) == Taken(1)
+        self.sees(await self.reads(consumer, 1), stays.features, 1)
+        waiting = asyncio.create_task(consumer.read(10, wait_s=60.0))
+        await asyncio.sleep(self.quiet_s)
+        if other is not stays:  # one object in memory, for all
+            await other.aclose()
+        later.follows = former.follows
+        assert await later.send(2) == Taken(1)
+        async with asyncio.timeout(self.patience_s):
+            assert at(await waiting) == [2]
 
     # --- for people -------------------------------------------------------------------------
 

@@ -14,21 +14,30 @@ The tests are `async def` and run in both colours; over the sync colour every ve
 its end on this thread, which also proves that it never suspends. Time is not slept: `age` makes
 the stored records older (or moves the store's injected clock). Needs pytest-asyncio, in either
 mode, and hypothesis.
+
+A process often has several stores on one place: one by `configure`, one of the HTTP middleware.
+If your store allows that, give another one; the contract closes it:
+
+        async def another(self, store):
+            return MyStore(...)  # the same place, as a second component of the process opens it
+
+Without `another`, these tests use the one store several times.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-from semel.colour import Colour, run
+from semel.colour import ASYNC, SYNC, Colour, run
 from semel.keys import make_key, new_attempt
 from semel.ports import Store
-from semel.testing.driven import Driven, InBothColours, at_once, play_histories
+from semel.testing.driven import Driven, InBothColours, at_once, opened, play_histories
 from semel.testing.history import (
     FP,
     HOLD,
@@ -73,6 +82,18 @@ class LedgerContract(InBothColours):
     async def age(self, store: Any, seconds: float) -> None:
         """Make every record of the store this much older."""
         raise NotImplementedError
+
+    async def another(self, store: Any) -> Any:
+        """Return a second store on the same place; by default, the store itself."""
+        return store
+
+    @asynccontextmanager
+    async def three_ledgers(self, store: Any, colour: Colour) -> AsyncIterator[Sequence[Any]]:
+        """Yield the ledgers of three stores, the last one in the other colour if there is one."""
+        opposite = ASYNC if colour is SYNC else SYNC
+        last = opposite if opposite.name in self.colours else colour
+        async with opened(self, store) as second, opened(self, store) as third:
+            yield [ledger_of(store, colour), ledger_of(second, colour), ledger_of(third, last)]
 
     @pytest.fixture
     def ledger(self, store: Store, colour: Colour) -> Any:
@@ -468,6 +489,69 @@ class LedgerContract(InBothColours):
         for key, (verdict, done) in zip(keys, answers, strict=True):
             assert verdict == Kept()
             assert done.outcome.data == key.id
+
+    # --- several stores on one place ----------------------------------------------------------
+
+    async def test_claim_through_one_store_is_busy_and_then_done_through_the_others(
+        self, store: Any, colour: Colour
+    ) -> None:
+        async with self.three_ledgers(store, colour) as ledgers:
+            for number, holder in enumerate(ledgers):
+                key = self.key(f"k{number}")
+                won = await self.win(holder, key)
+                for ledger in ledgers:
+                    assert isinstance(await self.ask(ledger, key), Busy)
+                assert await holder.complete(won.claim, VALUE) == Kept()
+                for ledger in ledgers:
+                    assert await self.ask(ledger, key) == Done(VALUE, won.claim.fence)
+
+    async def test_claim_of_one_store_is_ended_through_another(
+        self, store: Any, colour: Colour
+    ) -> None:
+        async with self.three_ledgers(store, colour) as (one, two, three):
+            claim = (await self.win(one, self.key())).claim
+            assert await two.note(claim, "charge", b"1") == Kept()
+            assert await three.release(claim) == Kept()
+            again = await self.win(two, self.key())
+            assert dict(again.steps) == {"charge": b"1"}
+            assert await one.complete(claim, OTHER) == Lost()
+            assert await three.complete(again.claim, VALUE) == Kept()
+            assert await one.complete(claim, OTHER) == Lost(VALUE)
+
+    async def test_fences_grow_across_stores(self, store: Any, colour: Colour) -> None:
+        async with self.three_ledgers(store, colour) as ledgers:
+            fences = []
+            for ledger in [*ledgers, *reversed(ledgers)]:
+                won = await self.win(ledger, self.key())
+                fences.append(won.claim.fence)
+                await ledger.release(won.claim)
+        assert fences == sorted(set(fences))
+
+    async def test_many_claims_at_once_through_several_stores_have_one_winner(
+        self, store: Any, colour: Colour
+    ) -> None:
+        async with opened(self, store) as second, opened(self, store) as third:
+            ledgers = [ledger_of(each, colour) for each in (store, second, third)]
+            asks = [lambda n=n: self.ask(ledgers[n % 3], self.key()) for n in range(24)]
+            answers = await at_once(colour, asks)
+        assert [type(a).__name__ for a in answers].count("Won") == 1
+        assert [type(a).__name__ for a in answers].count("Busy") == 23
+
+    async def test_closing_a_store_leaves_the_others_working(
+        self, store: Any, colour: Colour
+    ) -> None:
+        ledger = ledger_of(store, colour)
+        async with opened(self, store) as stays:
+            beside = ledger_of(stays, colour)
+            first = await self.win(beside, self.key("held by one that stays"))
+            async with opened(self, store) as goes:
+                mine = await self.win(ledger_of(goes, colour), self.key("held by one that goes"))
+            for number, each in enumerate((ledger, beside)):
+                won = await self.win(each, self.key(f"new {number}"))
+                assert await each.complete(won.claim, VALUE) == Kept()
+            assert isinstance(await self.ask(ledger, first.claim.key), Busy)
+            assert await ledger.complete(mine.claim, VALUE) == Kept()
+            assert await self.ask(beside, mine.claim.key) == Done(VALUE, mine.claim.fence)
 
     # --- inspect ------------------------------------------------------------------------------
 

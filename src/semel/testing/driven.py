@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -47,6 +48,17 @@ class InBothColours:
         if "colour" in metafunc.fixturenames:
             chosen = [c for c in (SYNC, ASYNC) if c.name in self.colours]
             metafunc.parametrize("colour", chosen, ids=[c.name for c in chosen])
+
+
+@asynccontextmanager
+async def opened(contract: Any, store: Any) -> AsyncIterator[Any]:
+    """Yield another store on the same place, and close it."""
+    other = await contract.another(store)
+    try:
+        yield other
+    finally:
+        if other is not store:
+            await other.aclose()
 
 
 async def at_once(colour: Colour, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> Any:

@@ -14,6 +14,12 @@
 Tests share whatever `inbox` stands on: each has consumers of its own. Time is not slept. An inbox
 whose handlers' effects are elsewhere says `takes_back = False`: what a failed handler did stays
 done. One with a single writer at a time says `many_writers = False`. Needs pytest-asyncio.
+
+If a process may have several inboxes on one place, give another one; you close it:
+
+        def another(self, inbox): ...another inbox on the same place...
+
+Without `another`, the tests over several inboxes use the one inbox several times.
 """
 
 from __future__ import annotations
@@ -174,7 +180,7 @@ class InboxContract:
         raise NotImplementedError
 
     def another(self, inbox: Any) -> Any:
-        """Another inbox over the same store, as another process has one; closed by the subclass."""
+        """Another inbox on the same place, closed by the subclass; by default, the inbox itself."""
         return inbox
 
     # --- words ------------------------------------------------------------------------------
@@ -702,6 +708,17 @@ class InboxContract:
         stands = await self.stands(inbox)
         assert sorted(set(stands)) == sorted(self.said(each).split(" ")[1] for each in batch)
         assert len(stands) == len(batch) or not self.takes_back
+
+    async def test_closing_an_inbox_leaves_another_on_the_same_place_working(
+        self, inbox: Any, consumer: str, handler: Handler
+    ) -> None:
+        other = self.another(inbox)
+        assert endings(await other.apply(consumer, messages(1), handler)) == ["applied"]
+        if other is not inbox:
+            await other.aclose()
+        done = endings(await inbox.apply(consumer, messages(1, 2), handler))
+        assert done == ["seen", "applied"]
+        assert await self.stands(inbox) == ["7:1", "7:2"]
 
     @where(lambda contract: _side_by_side(contract) and contract.takes_back)
     async def test_one_that_was_frozen_in_the_middle_finds_out(

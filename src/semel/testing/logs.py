@@ -11,9 +11,15 @@
             ...make every stream `seconds` older...
 
 The tests are `async def` and run in both colours; over the sync colour every verb is driven to its
-end on this thread. Where several stores can share one place, say so by `another`. A store that can
-be made to fail in the middle of an append subclasses `BreakingLogContract`. Needs pytest-asyncio,
-in either mode, and hypothesis.
+end on this thread. A store that can be made to fail in the middle of an append subclasses
+`BreakingLogContract`. Needs pytest-asyncio, in either mode, and hypothesis.
+
+If a process may have several stores on one place, give another one; the contract closes it:
+
+        async def another(self, store):
+            return MyStore(...)  # the same place
+
+Without `another`, the tests over several stores use the one store several times.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from semel.colour import Colour
+from semel.colour import ASYNC, SYNC, Colour
 from semel.entries import (
     Appended,
     Entry,
@@ -39,7 +45,7 @@ from semel.entries import (
     beginning,
 )
 from semel.errors import StoreUnavailableError
-from semel.testing.driven import at_once, play_histories
+from semel.testing.driven import at_once, opened, play_histories
 from semel.testing.log_appending import STREAM, datas, log_of, put
 from semel.testing.log_history import LogModel, LogMove, make_move, moves_of_a_log
 from semel.testing.log_keeping import LITTLE_S, SHORT_S, KeepingContract
@@ -56,18 +62,14 @@ class LogContract(KeepingContract):
     examples: ClassVar[int] = 25
 
     async def another(self, store: Any) -> Any:
-        """A second store on the same place; this one where nobody shares it."""
+        """Return a second store on the same place; by default, the store itself."""
         return store
 
     @asynccontextmanager
     async def both(self, store: Any, colour: Colour) -> AsyncIterator[tuple[Any, Any]]:
         """The logs of two stores on one place."""
-        other = await self.another(store)
-        try:
+        async with opened(self, store) as other:
             yield log_of(store, colour), log_of(other, colour)
-        finally:
-            if other is not store:
-                await other.aclose()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -271,6 +273,32 @@ class LogContract(KeepingContract):
                     await colour.sleep(0)
 
             await at_once(colour, [write, look])
+
+    # --- several stores on one place ----------------------------------------------------------
+
+    async def test_appends_through_stores_of_both_colours_leave_no_gap(
+        self, store: Any, colour: Colour
+    ) -> None:
+        opposite = ASYNC if colour is SYNC else SYNC
+        last = opposite if opposite.name in self.colours else colour
+        async with self.both(store, colour) as (one, two), opened(self, store) as third:
+            logs = [one, two, log_of(third, last)]
+            for n in range(9):
+                answer = await logs[n % 3].append(STREAM, b"%d" % n, id=f"e{n}", expect=n)
+                assert isinstance(answer, Appended)
+            for log in logs:
+                assert await datas(log) == [b"%d" % n for n in range(9)]
+                assert isinstance(await log.append(STREAM, b"0", id="e0"), Repeated)
+
+    async def test_closing_a_store_leaves_the_log_of_another_working(
+        self, store: Any, log: Any, colour: Colour
+    ) -> None:
+        async with self.both(store, colour) as (_, stays):
+            async with self.both(store, colour) as (_, goes):
+                await put(goes, "a", b"1")
+            await put(stays, "b", b"2")
+            await put(log, "c", b"3")
+            assert await datas(stays) == await datas(log) == [b"1", b"2", b"3"]
 
     # --- against a model ----------------------------------------------------------------------
 

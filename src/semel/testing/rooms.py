@@ -28,6 +28,7 @@ from semel.feed import Reset
 from semel.rooms import ALL, Accepted, Context, Deadline, Decision, Refused, Reply, Room, Rooms
 from semel.rooms.news import told
 from semel.rooms.patches import patched
+from semel.testing.driven import opened
 
 __all__ = ["Purse", "RoomsContract"]
 
@@ -96,7 +97,7 @@ class RoomsContract:
     """What rooms promise, on a store of yours."""
 
     async def another(self, store: Any) -> Any:
-        """A second store on the same place; this one where nobody shares it."""
+        """Return a second store on the same place; by default, the store itself."""
         return store
 
     @asynccontextmanager
@@ -104,16 +105,14 @@ class RoomsContract:
         self, store: Any, room: Room | None = None
     ) -> AsyncIterator[tuple[Rooms, Rooms]]:
         """The same rooms in two processes."""
-        other = await self.another(store)
         room = room or Purse()
-        pair = Rooms(store, room), Rooms(other, room)
-        try:
-            yield pair
-        finally:
-            for rooms in pair:
-                await rooms.aclose()
-            if other is not store:
-                await other.aclose()
+        async with opened(self, store) as other:
+            pair = Rooms(store, room), Rooms(other, room)
+            try:
+                yield pair
+            finally:
+                for rooms in pair:
+                    await rooms.aclose()
 
     @pytest.fixture
     async def rooms(self, store: Any) -> AsyncIterator[Rooms]:
@@ -294,15 +293,28 @@ class RoomsContract:
             assert sum(rooms.status().timeouts for rooms in pair) == 1
 
     async def test_the_stores_clock_is_the_same_for_all(self, store: Any) -> None:
-        other = await self.another(store)
-        slow = Rooms(store, Purse(1.0), wall=lambda: 0.0)
-        fast = Rooms(other, Purse(1.0), wall=lambda: 4e9)
-        await asyncio.gather(slow.clock.learn(), fast.clock.learn())
-        assert abs(slow.now_s() - fast.now_s()) < 1
-        assert slow.now_s() > 1_500_000_000
-        await asyncio.gather(slow.aclose(), fast.aclose())
-        if other is not store:
-            await other.aclose()
+        async with opened(self, store) as other:
+            slow = Rooms(store, Purse(1.0), wall=lambda: 0.0)
+            fast = Rooms(other, Purse(1.0), wall=lambda: 4e9)
+            await asyncio.gather(slow.clock.learn(), fast.clock.learn())
+            assert abs(slow.now_s() - fast.now_s()) < 1
+            assert slow.now_s() > 1_500_000_000
+            await asyncio.gather(slow.aclose(), fast.aclose())
+
+    async def test_closing_one_of_three_rooms_objects_leaves_the_others_following(
+        self, store: Any, rooms: Rooms
+    ) -> None:
+        async with self.both(store) as (_, stays):
+            following = asyncio.create_task(_followed(stays, 3))
+            async with self.both(store) as (_, goes):
+                await put(goes, "ann", "a-1")
+            await put(rooms, "bob", "b-1")
+            again = await put(stays, "ann", "a-1")
+            assert (again.version, again.cached) == (1, True)
+            await put(stays, "cid", "c-1")
+            async with asyncio.timeout(WITHIN_S):
+                entries = await following
+        assert [entry.position.offset for entry in entries] == [1, 2, 3]
 
     async def test_notes_that_were_looked_at_are_trimmed(self, store: Any) -> None:
         log = Rooms(store, Purse()).log

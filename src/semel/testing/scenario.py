@@ -71,7 +71,7 @@ SOMETIMES = (
     "told_busy", "told_duplicate", "told_conflict", "told_unavailable", "unrecorded",
     "result_lost", "failed", "failure_replayed", "cancelled", "waiter_served", "waiter_takeover",
     "renewed", "renewed_after_failure", "lost_noticed", "step_replayed", "recovered",
-    "recover_retry", "cannot_tell", "resolved", "stale_refused",
+    "recover_retry", "cannot_tell", "resolved", "stale_refused", "two_ledgers_waited_for",
     # the impossible, where it is impossible
     "double retry/plain", "double retry/fenced",
 )  # fmt: skip
@@ -86,8 +86,15 @@ class Machine(Host):
     def __init__(self, name: str, ledger: FaultyLedger) -> None:
         super().__init__(name)
         self.ledger = ledger
+        self.second: FaultyLedger | None = None
+        """The ledger of a second store on the same place, for every other visit."""
         self.room = _Room()
         self.visits: list[Visit] = []
+
+    def ledger_of(self, visit: Visit | None) -> FaultyLedger:
+        if self.second is None or visit is None:
+            return self.ledger
+        return self.second if int(visit.id.rpartition("/")[2]) % 2 else self.ledger
 
 
 WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("semel_world")
@@ -97,6 +104,11 @@ VISIT: contextvars.ContextVar[Visit] = contextvars.ContextVar("semel_visit")
 class _Room(WaitingRoom):
     def __init__(self) -> None:
         self._reset()
+
+    def ring(self, id: bytes) -> None:
+        if len(self._lines.get(id, ())) > 1 and (world := WORLD.get(None)) is not None:
+            world.hit("two_ledgers_waited_for")
+        super().ring(id)
 
 
 class _Rooms:
@@ -116,7 +128,7 @@ class _HostStore:
 
     def ledger(self, colour: Any) -> Any:
         host = HOST.get()
-        return host.ledger if isinstance(host, Machine) else None
+        return host.ledger_of(VISIT.get(None)) if isinstance(host, Machine) else None
 
     def close(self) -> None:
         pass
@@ -312,6 +324,7 @@ class World:
         self.outside.weather.doubled = 0.0
         self.subjects = self._draw_subjects()
         self._ledger = plant.ledger
+        self._has_second_stores = seed % 3 == 0
         self.machines = [self._machine(n) for n in range(loop.chance.randint(2, 3))]
         self._crowded = self.chance() < 0.15
         self._strikes = 0.05 if self.chance() < 0.5 else 0.0
@@ -357,6 +370,8 @@ class World:
 
     def _machine(self, number: int) -> Machine:
         machine = Machine(f"h{number}", self._ledger(self.server, self.network))
+        if self._has_second_stores:
+            machine.second = self._ledger(self.server, self.network)
         machine.offset = 1000.0 * self.chance()
         if "skew" in self._faults:
             self.hit("skew")
