@@ -34,6 +34,8 @@ from support.cli_reference import REFERENCE, documented_fields
 
 PASSWORD = "s3kret/and@more"
 
+IN_ORDER = {"ok": True, "version": 1, "problems": [], "notes": []}
+
 
 class CutOffError(BaseException):
     pass
@@ -661,7 +663,7 @@ def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
     assert "schema version ledger 1, outbox 2, inbox 1, log 1, in order" in made.stdout
     assert semel_cli("db", "init", url).exit_code == 0
     assert answer("db", "upgrade", url)["ok"]
-    assert answer("db", "check", url) == {"ok": True, "version": 1, "problems": []}
+    assert answer("db", "check", url) == IN_ORDER
 
 
 def test_tables_of_a_release_before_the_outbox_are_upgraded(tmp_path):
@@ -677,7 +679,7 @@ def test_tables_of_a_release_before_the_outbox_are_upgraded(tmp_path):
     missing = semel_cli("db", "check", url)
     assert missing.exit_code == 1
     assert "outbox: schema version is 0, wanted 2; run `semel db upgrade URL`" in missing.stderr
-    assert answer("db", "upgrade", url) == {"ok": True, "version": 1, "problems": []}
+    assert answer("db", "upgrade", url) == IN_ORDER
     assert answer("db", "check", url)["ok"]
 
 
@@ -698,7 +700,7 @@ def test_a_store_on_disk_is_missing_then_made_then_in_order(disk_url, tmp_path):
     assert made.exit_code == 0
     assert "format version 1, in order" in made.stdout
     for verb in ("init", "upgrade", "check"):
-        assert answer("db", verb, disk_url) == {"ok": True, "version": 1, "problems": []}
+        assert answer("db", verb, disk_url) == IN_ORDER
 
 
 def test_a_store_on_disk_in_use_is_in_order(disk_url):
@@ -725,10 +727,12 @@ def foreign_files(path):
     hollow = sqlite3.connect(path / "hollow.db")
     hollow.execute("PRAGMA user_version = 1")
     hollow.close()
-    for folder in ("void", "full", "later"):
+    for folder in ("void", "full", "later", "damaged", "short"):
         (path / folder).mkdir()
     (path / "full" / "passwd").touch()
     (path / "later" / "semel.json").write_text('{"semel": "ledger", "format": 2}\n')
+    (path / "damaged" / "semel.json").write_text('{"semel": "lodger", "format": 1}\n')
+    (path / "short" / "semel.json").write_text('{"semel": "le')
     return {
         f"sqlite:///{path}/source.py": "file is not a database",
         f"sqlite:///{path}/empty.db": "no tables of SQLiteStore",
@@ -742,6 +746,8 @@ def foreign_files(path):
         f"file://{path}/void": "is empty",
         f"file://{path}/full": "not a ledger",
         f"file://{path}/later": "upgrade Semel",
+        f"file://{path}/damaged": f"{path}/damaged/semel.json is damaged",
+        f"file://{path}/short": "it ends after 13 bytes",
     }
 
 
@@ -770,6 +776,7 @@ def test_check_looks_at_what_is_on_disk_and_changes_nothing(tmp_path):
         "sqlite:///{}/source.py",
         "sqlite:///{}/other.db",
         "file://{}/full",
+        "file://{}/damaged",
     ],
 )
 def test_init_makes_nothing_in_a_strangers_place(name, tmp_path):
@@ -777,6 +784,12 @@ def test_init_makes_nothing_in_a_strangers_place(name, tmp_path):
     before = everything_below(tmp_path)
     assert semel_cli("db", "init", name.format(tmp_path)).exit_code == 1
     assert everything_below(tmp_path) == before
+
+
+def test_init_completes_a_mark_that_is_cut_short(tmp_path):
+    foreign_files(tmp_path)
+    assert semel_cli("db", "init", f"file://{tmp_path}/short").exit_code == 0
+    assert answer("db", "check", f"file://{tmp_path}/short")["ok"]
 
 
 @pytest.mark.parametrize("words", [("ledger", "list"), ("db", "check"), ("db", "init")])
@@ -841,12 +854,20 @@ def test_the_url_in_a_report_is_the_one_to_paste(tmp_path):
         assert shown == url
 
 
-@pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
-def test_a_store_in_memory_has_nothing_to_check(url):
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("memory://", "lives inside the process"),
+        ("sqlite:///:memory:", "lives inside the process"),
+        ("sqlite://", "has no path"),
+        ("sqlite:///", "has no path"),
+    ],
+)
+def test_a_store_in_memory_has_nothing_to_check(url, why):
     for words in (("db", "check"), ("db", "init"), ("ledger", "list")):
         result = semel_cli(*words, url)
         assert result.exit_code == 2
-        assert "lives inside the process" in result.stderr
+        assert why in result.stderr
 
 
 def test_check_knows_a_file_of_the_other_sqlite_store(filled):

@@ -37,6 +37,30 @@ def test_connect_says_what_to_write_instead(given, hint):
 
 
 @pytest.mark.parametrize(
+    ("url", "store"),
+    [
+        ("Memory://", "MemoryStore"),
+        ("FILE://{folder}/ledger", "FileStore"),
+        ("SQLite:///{folder}/a.db", "SQLiteStore"),
+        ("SQLite+pysqlite:///{folder}/a.db", "SQLStore"),
+        ("POSTGRESQL://h/Name", "SQLStore"),
+        ("Postgres://h/Name", "SQLStore"),
+        ("MySQL://h/Name", "SQLStore"),
+        ("MariaDB://h/Name", "SQLStore"),
+        ("REDIS://h/0", "RedisStore"),
+        ("Rediss://h", "RedisStore"),
+        ("Redis+Sentinel://h/Main", "RedisStore"),
+        ("Redis+Cluster://h", "RedisStore"),
+        ("UNIX:///run/Redis.sock", "RedisStore"),
+    ],
+)
+def test_scheme_in_capitals_opens_the_same_store(url, store, tmp_path):
+    opened = semel.connect(url.format(folder=tmp_path))
+    assert type(opened).__name__ == store
+    assert "name" not in repr(opened)  # what follows the scheme keeps its case
+
+
+@pytest.mark.parametrize(
     ("given", "hint"),
     [
         (redis.Redis(password="s3cret"), "write RedisStore(client)"),
