@@ -409,7 +409,8 @@ def test_no_descriptor_is_kept(ledger, root):
     with pytest.raises(CorruptRecordError):
         claim(ledger)
     assert descriptors() == before
-    assert not shard._held
+    # The next test can leave an empty list, if its signal comes just before the removal.
+    assert not any(shard._held.values())
 
 
 def test_a_signal_that_raises_leaves_no_descriptor_and_no_lock(root):
