@@ -62,7 +62,10 @@ class Failures:
             log.log(level, message, *words, exc_info=error, stacklevel=3)
 
     def since_told(self, kind: _Kind) -> str | None:
-        """Return what to add to a message of this kind, or None if it must not be logged now."""
+        """Return what to add to a message of this kind, or None if it must not be logged now.
+
+        Counts the call: the caller logs the message now, or leaves it out.
+        """
         now, last = self._now(), self._told.get(kind)
         if last is not None and now - last.at < EACH_S:
             last.since += 1

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a class that inherits the contracts' default, which is the first instance itself."""
+    """Refuse a class that inherits the contracts' `another`, which returns the first instance."""
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     for cls in {item.cls for item in ours if isinstance(item, pytest.Function) and item.cls}:
         another = getattr(cls, "another", None)

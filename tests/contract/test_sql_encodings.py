@@ -523,7 +523,7 @@ def test_check_notes_nothing_about_utf8(postgres_tables_url):
 
 
 def test_postgres_takes_every_character_that_its_codec_has(postgres_server):
-    """Python's codec and PostgreSQL's encoding have the same characters."""
+    """Otherwise a character would be sent without an escape, and refused."""
     names = [*(f"LATIN{n}" for n in range(1, 11)), *(f"ISO_8859_{n}" for n in range(5, 9))]
     names += [f"WIN{n}" for n in (866, 874, *range(1250, 1259))]
     postgres_server.ensure_running()

@@ -1,7 +1,8 @@
 """The SQLite file under several instances, other processes, links, deletion and truncation.
 
-The rows are those of https://www.sqlite.org/howtocorrupt.html: each is prevented, or noticed
-before an effect can happen a second time. docs/explanation/guarantees.md lists them.
+The cases are those of https://www.sqlite.org/howtocorrupt.html. Here are those that Semel prevents,
+or notices before an effect can happen a second time. docs/explanation/guarantees.md lists them, and
+those that it does not notice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of a hostile client: each is answered, and leaves nothing in the log, store or memory.
+"""Messages of a hostile client: each is answered, and they do not fill the log, store or memory.
 
 The tests write the messages by hand. Time is simulated, except on real stores.
 """

@@ -3,9 +3,9 @@
     with World(place, seed) as world:
         world.play(rounds=10)
 
-Two long-lived processes open and close instances, each with the URL spelled in another way. Others
-open, call and exit, or are killed. Every key has one effect, and every caller of a key gets the
-same result. In the end, every acknowledged log entry, message and row is there.
+Two long-lived processes open and close instances, each with one of several spellings of the URL.
+Other processes open, call and exit, or are killed. Every key has one effect, and every caller of a
+key gets the same result. In the end, every acknowledged log entry, message and row is there.
 """
 
 from __future__ import annotations

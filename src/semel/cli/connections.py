@@ -1,13 +1,15 @@
 """Bounds on connections that have no request under way, for the HTTP protocols of uvicorn.
 
-uvicorn waits for ever for the rest of a request head, and limits requests only. So clients that
-send half a head could take every file descriptor of the process. Here a connection counts as
-waiting from its beginning, and again from the end of each response, until the next head is whole.
-A connection that waits for too long is closed. Where too many connections are open, or too many of
-one address wait, the one that has waited longest is closed.
+uvicorn waits for ever for the rest of a request head, and its `limit_concurrency` refuses requests,
+not connections. So clients that send half a head could take every file descriptor of the process.
+Here a connection counts as waiting from its beginning, and again from the end of each response,
+until the next head is whole. A connection that waits for too long is closed, unless its client is
+still reading the last response. Where too many connections are open, or too many of one address
+wait, the one that has waited longest is closed.
 
-`Bounds` uses these names of uvicorn's protocols, in httptools and in h11: `cycle`,
-`connections`, `transport`, `on_response_complete`, `handle_websocket_upgrade`.
+`Bounds` uses these names of uvicorn's protocols, in httptools and in h11: `client`, `connections`,
+`cycle`, `transport`, `on_response_complete`, `handle_websocket_upgrade`. In httptools also
+`pipeline`.
 """
 
 from __future__ import annotations
@@ -33,16 +35,17 @@ PER_ADDRESS = 200
 # As many as are served, but at least LEAST_SPARE and at most SPARE.
 SPARE, LEAST_SPARE = 64, 16
 
-# The limit per address spares connections younger than this, in seconds. When all clients of a
-# reverse proxy reconnect at once, thousands are accepted before the first head is read.
+# The limit per address spares connections that have waited for less than this, in seconds, or for
+# less than half the head timeout if that is shorter. When all clients of a reverse proxy reconnect
+# at once, thousands are accepted before the first head is read.
 YOUNG_S = 5.0
 
 # Maximum number of bytes from one whole head to the next: body, trailers and the next head. h11
-# limits a head to 16 KiB, httptools has no limit. No request to these servers has a body.
+# limits a head to 16 KiB, httptools has no limit. These servers need no body of a request.
 MAX_REQUEST_BYTES = 64 * 1024
 
-# Maximum number of requests that a client has sent before the response to the first. Browsers and
-# the usual reverse proxies send one request at a time.
+# Maximum number of requests that wait for the response to an earlier request on their connection.
+# Browsers and the usual reverse proxies send one request at a time.
 MAX_PIPELINED = 16
 
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
@@ -72,7 +75,10 @@ class Waiting:
         return len(self._since)
 
     def add(self, protocol: Bounds) -> None:
-        """Count the protocol as waiting from now on; if there are too many, close the oldest."""
+        """Count the protocol as waiting from now on; where there are too many, close one.
+
+        It is the one that has waited longest.
+        """
         self.remove(protocol)
         loop = asyncio.get_running_loop()
         self._since[protocol] = now = loop.time()
@@ -166,6 +172,7 @@ class Bounds(asyncio.Protocol):
         self._received = 0.0
         """Bytes since the last whole head."""
         self._unsent = math.inf
+        """Bytes that were unsent at the last call of `takes_response`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -202,7 +209,7 @@ class Bounds(asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
     def takes_response(self) -> bool:
-        """Return whether the client has taken some of the last response since the last call."""
+        """Return whether bytes of the last response are unsent, and fewer than at the last call."""
         before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         return 0 < self._unsent < before
 

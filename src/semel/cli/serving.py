@@ -49,7 +49,7 @@ PerAddress = Annotated[
     int,
     typer.Option(
         help="How many connections of one client address may wait for a whole request head; of "
-        "more, the oldest is closed.",
+        "more, the one that has waited longest is closed.",
         min=1,
     ),
 ]
@@ -120,7 +120,7 @@ class Serving:
 def _logged_once_a_minute(*names: str) -> Iterator[None]:
     """Pass each warning or error of these loggers at most once a minute.
 
-    Otherwise they log each request that is malformed or asks for an upgrade.
+    uvicorn and asyncio would log every request that is malformed or asks for an upgrade.
     """
     once = OnceAMinute()
     for name in names:
@@ -144,6 +144,7 @@ def _server(app: ASGIApp, waiting: Waiting, **settings: Any) -> uvicorn.Server:
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            # It has called `listen(ACCEPTS)`; the kernel's queue has to hold more.
             for each in sockets or ():
                 each.listen(BACKLOG)
 
@@ -192,7 +193,10 @@ def refuse_without_server(extra: str, *needed: str) -> None:
 
 
 def allow_files(connections: int) -> int:
-    """Raise the soft limit of open files; return how many of the connections it allows."""
+    """Raise the soft limit of open files if it is too low; return how many connections it allows.
+
+    Never more than `connections`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -462,7 +462,7 @@ class Conversation:
 
 
 def is_part_of(wanted: BaseException, error: BaseException | None) -> bool:
-    """Return whether one exception is another, its cause, its context or a member of its group."""
+    """Return whether `wanted` is `error`, or one of its causes, contexts or group members."""
     pending, seen = [error], set()
     while pending:
         found = pending.pop()

@@ -30,7 +30,10 @@ MAX_MEMBERS = 64
 
 
 class NotAcceptedError(Exception):
-    """A recorded response has a coding that the request refuses, and it cannot be decoded."""
+    """The request refuses a coding of the recorded response, which cannot be decoded for it.
+
+    The data cannot be decoded here, or the request refuses `identity`, too.
+    """
 
     def __init__(self, codings: list[bytes]) -> None:
         self.codings = b", ".join(codings).decode("latin-1")
@@ -40,8 +43,8 @@ class NotAcceptedError(Exception):
 def accepted(response: Response, request: Request, max_bytes: int) -> Response:
     """Return the response as the request accepts it, or raise `NotAcceptedError`.
 
-    Only a coding that the request refuses is decoded, up to `max_bytes`. Without
-    `Accept-Encoding`, every coding is accepted, unless `Vary` says that it was negotiated.
+    If the request refuses one coding of the response, all of them are decoded, up to `max_bytes`.
+    Without `Accept-Encoding`, every coding is accepted, unless `Vary` says that it was negotiated.
     """
     codings = _words(response.headers, b"content-encoding")
     codings = [coding for coding in codings if coding != b"identity"]
@@ -103,7 +106,7 @@ def _decoded(body: bytes, coding: bytes, max_bytes: int) -> bytes:
 
 
 def _inflated(data: bytes, wbits: int, max_bytes: int) -> bytes:
-    """Return the decoded bytes; ValueError when they are too many or cut off."""
+    """Return the decoded bytes; raise ValueError if they are too many or cut off."""
     out = bytearray()
     for _ in range(MAX_MEMBERS):
         inflater = zlib.decompressobj(wbits)
@@ -117,7 +120,10 @@ def _inflated(data: bytes, wbits: int, max_bytes: int) -> bytes:
 
 
 def _uncoded(headers: tuple[Header, ...], length: int) -> Iterable[Header]:
-    """Return the headers of the decoded body. Its ETag becomes weak, because the bytes differ."""
+    """Yield the headers of the decoded body, with `Vary`.
+
+    The ETag becomes weak, because the bytes differ.
+    """
     for name, content in headers:
         lower = name.lower()
         if lower == b"content-length":

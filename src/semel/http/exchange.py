@@ -155,7 +155,7 @@ class Exchange(Call):
         self._bound = True
 
     async def go_live(self, response: Response, *, routed: bool = True) -> Response:
-        """Return what to send first: the head of this response, or what another attempt recorded.
+        """Return what to send: this response, or what the client gets after a takeover.
 
         The claim is held until `end_live` or `failed`. With a bound session it is not: the session
         is committed, with the record, before the first byte is sent.
@@ -180,17 +180,18 @@ class Exchange(Call):
         return 0 < protocol.length_of(self.live, self._request.method) <= size
 
     async def end_live(self, size: int | None = None) -> None:
-        """Record that the live response has ended: whole, or left by its client.
+        """Record that the live response has ended.
 
-        `size`: the bytes of the whole body, None if the client left before the handler had ended.
+        `size`: the bytes of the whole body. None if the handler has not ended: the client has left,
+        or `max_run` is over.
         """
         response = self.live
         assert response is not None
         answer = await self.close(response, routed=self.live_routed, size=size)
         if answer not in (response, INTERRUPTED):
             log.warning(
-                "semel: a response to %r was sent, and a retry gets another answer: the claim was "
-                "taken over meanwhile, or the store did not answer",
+                "semel: a response to %r was sent, but a retry gets another answer: another "
+                "attempt took over the claim, or the store refused the record",
                 self.key.text,
             )
 
@@ -214,7 +215,7 @@ class Exchange(Call):
         """Record how the handler answered; the answer is what to send.
 
         That is the response itself, or what another attempt has recorded meanwhile. A body of
-        `size` bytes that is shorter than its Content-Length has broken off.
+        `size` bytes that is shorter than its Content-Length has failed: `on_error` applies.
         """
         status = response.status
         if size is not None and size < protocol.length_of(response, self._request.method):

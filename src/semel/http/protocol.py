@@ -149,8 +149,8 @@ def exact_path(raw: bytes, path: str, *, errors: str, root: str = "") -> str:
     To clients and proxies `/a%2Fb` and `/a/b` are two paths; decoded, they are one. Spellings of
     the same path (`%2f` and `%2F`, `%61` and `a`) stay equal. `raw` is the path as it was sent;
     `errors` is the error handler with which the server decoded it into `path`. `root` is a mount
-    point that may come before it. The result is empty where `raw` has no escapes, and where `raw`
-    does not decode to `path`: a middleware may have changed it.
+    point that `raw` may have before `path`. The result is empty where `raw` has no escapes, and
+    where `raw` does not decode to `path`: a middleware may have changed `path`.
     """
     if b"%" not in raw:
         return ""
@@ -302,7 +302,7 @@ WITHOUT_BODY = (204, 205, 304)
 
 
 def length_of(response: Response, method: str) -> int:
-    """Return the Content-Length; 0 where there is none, or where the response has no body."""
+    """Return the Content-Length; 0 where there is no valid one, or the response has no body."""
     if method.upper() == "HEAD" or response.status in WITHOUT_BODY:
         return 0
     for name, content in response.headers:

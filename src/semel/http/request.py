@@ -60,7 +60,11 @@ def record_key(ruling: Ruling, request: Request, text: str, tenant: str) -> Key:
 
 
 def checked_tenant(tenant: Any) -> str:
-    """Return the tenant; raise `Refusal` if `scope` gave none, or one that no store can hold."""
+    """Return the tenant that `scope` gave.
+
+    Raise `Refusal` if it gave none, or one that not every store can hold. Raise `SettingsError` if
+    it is not a str.
+    """
     if is_refusal(tenant):
         raise Refusal(
             protocol.problem(

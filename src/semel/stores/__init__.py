@@ -133,7 +133,7 @@ def path_of(url: str) -> str:
     """The path in a URL.
 
     `sqlite:///a.db` is a.db here and `sqlite:////var/a.db` is /var/a.db, as SQLAlchemy has it;
-    a `file` path is always absolute. No option is known, so each is refused.
+    a `file` path is always absolute. A URL with an option or a fragment is refused.
     """
     parts = urlsplit(url)
     if parts.query or parts.fragment:

@@ -28,7 +28,8 @@ Identity: TypeAlias = tuple[int, int]
 # Why a write-ahead log can be missing although no person has deleted it.
 LOG_DELETED: Final = (
     "SQLite deletes the log when it finds no lock of another process. A process loses its locks "
-    "when it opens and closes the file by itself, or forks with an open connection. "
+    "when it opens and closes the file by itself. A child that was forked with an open connection "
+    "has none. "
 )
 
 # Held while this process has a descriptor of a new file: no thread connects to it meanwhile.
@@ -55,8 +56,8 @@ def create(path: str) -> None:
 def refuse_unsafe(path: str) -> None:
     """Raise an error if SQLite must not open the file at `path`, or a new one there.
 
-    Called before each connection, because opening and closing an empty file is enough for SQLite to
-    delete the log beside it.
+    Called before Semel opens a connection: opening and closing an empty file is enough for SQLite
+    to delete the log beside it.
     """
     wal = _status(f"{path}-wal")  # first, see `_refuse_without_content`
     status = _status(path)
@@ -94,8 +95,9 @@ def _refuse_hard_links(path: str, status: os.stat_result) -> None:
 def _refuse_without_content(path: str, status: os.stat_result | None) -> None:
     """Raise `DamagedStoreError` if the file beside a log with content is missing or empty.
 
-    SQLite writes the first page of a file before the first entry of its log. So the file has lost
-    its content, if the log was looked at first. SQLite would delete that log.
+    SQLite writes the first page of a file before the first entry of its log. So if the log has
+    content, and the file, looked at after it, has none, the file has lost its content. SQLite would
+    delete that log.
     """
     if status is None or status.st_size == 0:
         raise DamagedStoreError(

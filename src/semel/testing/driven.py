@@ -52,7 +52,7 @@ class InBothColours:
 
 @asynccontextmanager
 async def opened(contract: Any, store: Any) -> AsyncIterator[Any]:
-    """Yield another store on the same place, and close it."""
+    """Yield the contract's other store on the same place; close it, unless it is the same one."""
     other = await contract.another(store)
     try:
         yield other

@@ -32,8 +32,9 @@ The same for the same: it must not look at anything else, or a replay would diff
 # Resets that are kept as they are sent: a crowd that comes back is told the same.
 MOST_RESETS = 64
 
-# How long a viewer waits before it reconnects after `project` has failed, in milliseconds. Longer
-# than after other ends, because the same event will usually fail again.
+# The `retry:` of an `error` event: how long a browser waits after `project` has failed before it
+# reconnects, in milliseconds. Longer than the default of `retry_ms`, because the same event will
+# usually fail again.
 FAILED_RETRY_MS = 10_000
 
 

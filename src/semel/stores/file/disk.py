@@ -111,7 +111,7 @@ def _mark(root: str) -> None:
 
 
 def mark_error(path: str, found: bytes) -> SemelError:
-    """Return what is wrong with a mark other than ours: a newer format, or damage."""
+    """Return the error for a mark other than ours: its format is newer, or it is damaged."""
     try:
         match json.loads(found):
             case {"semel": "ledger", "format": int(number)} if number > 1:

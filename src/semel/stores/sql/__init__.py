@@ -188,7 +188,7 @@ class SQLStore:
     def _on_one_file(self, made: L) -> L:
         """Give all engines of the store the same `DatabaseFile`.
 
-        So each notices if the file that the others have open was deleted.
+        So each of them notices that the file which another one has open was deleted.
         """
         self._file = made.file = self._file or made.file
         return made
@@ -206,7 +206,7 @@ class SQLStore:
         return f"SQLStore({self.where!r})"
 
     def _lines_to_close(self) -> list[SyncLines]:
-        """Return what must be closed before a fork: our connections to a SQLite file.
+        """Return what must be closed before a fork: sync connections of ours to a SQLite file.
 
         One that is open across a fork breaks the locks of connections that the child opens later.
         """
@@ -242,7 +242,8 @@ _closed: list[SyncLines] = []
 """What was closed before the fork that is under way."""
 
 _forking = threading.Lock()
-"""Held during a fork: two threads that fork would wait for each other's places."""
+"""Held during a fork. Two threads that fork at once would each take some places of a `SyncLines`,
+and wait for the others."""
 
 
 def _before_fork() -> None:

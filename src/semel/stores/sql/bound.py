@@ -253,7 +253,10 @@ def bound_link(connection: sa.Connection | AsyncConnection) -> Link:
 
 
 def codec_of(given: sa.Dialect) -> str:
-    """Return the codec for which texts in the ledger's columns are escaped on this engine."""
+    """Return the codec for which texts in the ledger's columns are escaped on this engine.
+
+    UTF-8 until a link of the engine has been made, see `encodings.learn`.
+    """
     return _dialect(given).codec
 
 

@@ -1,9 +1,10 @@
 """What a driver's error means for us.
 
 Passing trouble (a deadlock, a lock not had in time, a serialization failure, a busy file) is tried
-again and never becomes an answer. A value that the database refuses is not sent again. After a
-broken connection it is unknown whether the statement took effect; every verb can be repeated, so it
-is, once. Any other error is raised as `StoreUnavailableError`.
+again and never becomes an answer. A value that the database refuses is not tried again. Only the
+ledger sends the operations of a refused batch once more, one by one, to find the refused one.
+After a broken connection it is unknown whether the statement took effect; every verb can be
+repeated, so it is, once. Most other errors are raised as `StoreUnavailableError`.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class SQLInbox:
             await self.store.aclose()
 
     def _before_fork(self) -> None:
-        """Close idle connections to SQLite, as `SQLStore` does and for the same reason."""
+        """Close idle sync connections to SQLite: see `SQLStore._lines_to_close`."""
         if self._own is not None and self._own.dialect.name == "sqlite":
             self._own.dispose()
 

@@ -486,7 +486,10 @@ class SyncLines(_Engine):
         self._shelf.empty()
 
     def before_fork(self) -> None:
-        """Close every connection, and open none until `after_fork_in_parent` or `forked`."""
+        """Close every connection, and open none until `after_fork_in_parent` or `forked`.
+
+        One that stays in use for `LINK_WITHIN_S` seconds remains open.
+        """
         self._taken = self._shelf.close_all(LINK_WITHIN_S)
 
     def after_fork_in_parent(self) -> None:

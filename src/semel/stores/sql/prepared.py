@@ -6,9 +6,9 @@ few statements of the hot verbs are prepared once per connection, under a name, 
 libpq (`psycopg.pq`) with values that are made here; psycopg's own loaders read the rows.
 
 Behind a transaction pooler no statement is named: each is sent with its text, in one round trip.
-Where a pooler was not recognised, a name will be missing or taken on the server; after that error
-the connection names no statement. Names are hashes of the statement's text, so that a name cannot
-mean the statement of another client.
+Where a pooler was not recognised, a name can be missing or taken on the server; after that error
+the connection names no statement. Names are hashes of the statement's text, so a name means the
+same statement for every client.
 
 Only for connections of our own: a prepared statement on somebody else's connection would be in
 the way of whoever pools it.

@@ -108,7 +108,7 @@ def _if_plain(texts: Sequence[str], codec: str) -> str | None:
 
 
 def stored_name(text: str, codec: str) -> str:
-    """A name for a column that has no escapes in a UTF-8 database."""
+    """Return a name as its column stores it: as it is for UTF-8, otherwise with escapes."""
     return text if codec == "utf-8" else stored_text(text, codec)
 
 

@@ -250,7 +250,10 @@ class Connections:
     # --- fork
 
     def before_fork(self) -> None:
-        """Close every connection. `_Fork` holds the writer lock, so that no write is under way."""
+        """Close every connection; wait up to `FORK_WAIT_S` seconds for those in use.
+
+        `_Fork` holds the writer lock, so no write is under way.
+        """
         self._opening.acquire()
         deadline = time.monotonic() + FORK_WAIT_S
         self._drain()
