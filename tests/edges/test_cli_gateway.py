@@ -35,7 +35,7 @@ def semel_cli(*words):
         (("--authorise", "nothing"), "is not MODULE:NAME"),
         (("--authorise", "nowhere:viewer"), "there is no module 'nowhere'"),
         (("--max-age", "soon"), "is not a duration"),
-        (("--head-timeout", "0", "--port", "0"), "--head-timeout 0s: more than 0 seconds"),
+        (("--head-timeout", "0", "--port", "0"), "--head-timeout 0s is not positive; write 10s"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(url, options, said):

@@ -11,6 +11,7 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from semel.cli import serving as cli_serving
 from semel.cli.connections import Waiting, bounded
 from semel.http.ws import Limits, RoomDoor
 from semel.rooms import Rooms
@@ -157,3 +158,13 @@ async def test_a_flood_of_pings_whose_pongs_are_not_read_is_cut():
                 await asyncio.get_running_loop().sock_sendall(line, PINGS)
         await until(lambda: not server.server_state.connections, within_s=10)
         assert door.status().closed == {"slow": 1}
+
+
+@pytest.mark.parametrize(("wanted", "allowed", "warnings"), [(10, 10, 0), (500, 50, 1)])
+def test_low_limit_of_open_files_is_reported_only_if_fewer_connections_are_served(
+    monkeypatch, caplog, wanted, allowed, warnings
+):
+    monkeypatch.setattr(cli_serving.resource, "getrlimit", lambda _: (200, 200))
+    monkeypatch.setattr(cli_serving.resource, "setrlimit", lambda *_: None)
+    assert cli_serving.allow_files(wanted) == allowed
+    assert len(caplog.records) == warnings

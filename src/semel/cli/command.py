@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from semel.cli import show
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.stores import path_of
+from semel.stores.sqlite_file import refuse_unsafe
 
 REFUSED = 1
 BAD_INPUT = 2
@@ -102,8 +103,15 @@ def refuse_memory(url: str) -> None:
 def refuse_empty(url: str) -> None:
     """A store that is made by opening it would hide a mistyped path behind "not found"."""
     refuse_memory(url)
-    if on_disk(url) and not Path(path_of(url)).exists():
-        raise SettingsError(f"there is nothing at {path_of(url)!r}; check the path in the URL")
+    if on_disk(url):
+        refuse_absent(path_of(url))
+
+
+def refuse_absent(path: str) -> None:
+    """Raise if there is no file or directory; `DamagedStoreError` if its `-wal` is still there."""
+    if not Path(path).exists():
+        refuse_unsafe(os.path.realpath(path))
+        raise SettingsError(f"there is nothing at {path!r}; check the path in the URL")
 
 
 def on_disk(url: str) -> bool:

@@ -60,7 +60,7 @@ class Waiting:
 
     def __init__(self, connections: int, per_address: int, head_timeout_s: float) -> None:
         if not head_timeout_s > 0:
-            raise SettingsError(f"--head-timeout {head_timeout_s:g}s: more than 0 seconds")
+            raise SettingsError(f"--head-timeout {head_timeout_s:g}s is not positive; write 10s")
         self._sockets = connections + min(SPARE, max(connections, LEAST_SPARE))
         self._per_address = per_address
         self.head_timeout_s = head_timeout_s

@@ -5,13 +5,12 @@ Nothing is made by opening it: a mistyped path is an error, not an empty databas
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semel.cli import disk
-from semel.cli.command import ENV, needed, refuse_memory
+from semel.cli.command import ENV, needed, refuse_absent, refuse_memory
 from semel.errors import SettingsError
 from semel.stores import path_of
 
@@ -58,8 +57,7 @@ def open_store(url: str, what: str = "an outbox") -> SQLStore:
 
 
 def _refuse_file(path: str, what: str) -> None:
-    if not Path(path).exists():
-        raise SettingsError(f"there is nothing at {path!r}; check the path in the URL")
+    refuse_absent(path)
     if disk.maker(path) == "SQLiteStore":
         raise SettingsError(
             f"{path} was made by SQLiteStore, for a ledger and a log; {what} is in another file: "

@@ -203,9 +203,9 @@ def allow_files(connections: int) -> int:
         return connections
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if files == wanted:
-        return connections
     allowed = min(connections, max(files - OTHER_FILES, files // 4, 1))
+    if allowed == connections:
+        return connections
     log.warning(
         "semel: this process may open %d files, which is enough for %d connections, not %d; raise "
         "the limit (ulimit -n %d), or give --connections %d",

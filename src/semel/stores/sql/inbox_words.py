@@ -43,7 +43,8 @@ PIECE = 250
 PIECE_CHARS = 1_000_000
 
 # Maximum number of characters of a readable name in its column, and of one with escapes, which
-# PostgreSQL needs where its encoding lacks characters.
+# PostgreSQL needs where its encoding lacks characters. An escape has at most three characters for
+# each byte in UTF-8, so a name of 255 bytes is never cut.
 NAME_CHARS = 255
 ESCAPED_CHARS = 3 * NAME_CHARS
 
