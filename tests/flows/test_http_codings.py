@@ -219,6 +219,15 @@ async def test_headers_of_the_coded_bytes_are_not_replayed_with_the_decoded_ones
     assert not any(reply.all(name) for name in ("content-digest", "repr-digest", "content-md5"))
 
 
+async def test_part_of_a_coded_response_is_not_decoded():
+    """`Content-Range` counts bytes of the coded response."""
+    part = App(GZIP, b"gzip", (b"Content-Range", b"bytes 0-9/10"))
+    guarded = IdempotencyMiddleware(part, store=MemoryStore(), scope="shop")
+    await ask(guarded, key="k", headers=[(b"accept-encoding", b"gzip")])
+    reply = await ask(guarded, key="k", headers=[(b"accept-encoding", b"identity")])
+    assert (reply.status, reply.problem) == (406, "coding-not-accepted")
+
+
 async def test_weak_etag_stays_as_it_is():
     reply = await retried(App(GZIP, b"gzip", (b"ETag", b'W/"1"')), b"identity")
     assert reply.header("etag") == 'W/"1"'

@@ -378,6 +378,28 @@ async def test_client_that_leaves_a_live_response_does_not_make_a_retry_run(on_e
 
 
 @decisions
+async def test_handler_that_ends_its_response_early_for_a_client_that_left_has_not_failed(on_error):
+    """The response is shorter than its Content-Length, because the handler noticed the client."""
+    store, wire, runs = MemoryStore(), Wire(b"{}"), []
+
+    async def app(scope, receive, send):
+        runs.append(1)
+        headers = [(b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        wire.gone.set()
+        assert (await receive())["type"] == "http.request"
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.body", "body": b""})
+
+    rule = Rule(on_error=on_error, max_response=1)
+    door = IdempotencyMiddleware(app, store=store, scope="shop", rule=rule)
+    await door(scope_of(key="k"), wire.receive, wire.send)
+    assert (await ask(door, key="k")).problem == "response-not-kept"
+    assert runs == [1]
+
+
+@decisions
 async def test_handler_that_raises_after_its_client_left_has_still_failed(on_error):
     store, wire = MemoryStore(), Wire(b"{}")
 
@@ -494,6 +516,24 @@ async def test_response_that_is_sent_for_longer_than_max_run_counts_as_done():
             await asyncio.sleep(0.005)
     recorded.set()
     assert (await first).body == b"end"
+    assert (await ask(door, key="k")).problem == "response-not-kept"
+
+
+async def test_response_that_begins_after_max_run_is_recorded_before_its_first_byte():
+    """The lease is no longer renewed then, and would expire while the handler is sending."""
+    store, wire, states = MemoryStore(), Wire(b"{}"), []
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(0.1)  # longer than max_run
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        states.append(await state(store))
+        await send({"type": "http.response.body", "body": b"end"})
+
+    rule = Rule(lease=0.05, max_run=0.05)
+    door = IdempotencyMiddleware(app, store=store, scope="shop", rule=rule)
+    assert (await ask(door, key="k", wire=wire)).body == b"end"
+    assert states == [State.COMPLETED]
     assert (await ask(door, key="k")).problem == "response-not-kept"
 
 
@@ -733,6 +773,71 @@ def test_wsgi_client_that_leaves_a_stream_does_not_make_a_retry_run(on_error, re
     served.hang_up()
     assert ask_wsgi(door).problem == "response-not-kept"
     assert effects.runs == 2
+
+
+class GoneServing(Serving):
+    """A server whose `write` raises from the second piece on: the client is gone."""
+
+    def start_response(self, status, headers, exc_info=None):
+        super().start_response(status, headers, exc_info)
+        return self.write
+
+    def write(self, piece):
+        if self.reply.pieces:
+            raise BrokenPipeError("the client is gone")
+        self.reply.pieces.append(piece)
+
+
+@decisions
+@pytest.mark.parametrize("swallows", [False, True], ids=["raises", "returns"])
+def test_wsgi_client_that_leaves_during_write_does_not_make_a_retry_run(on_error, swallows):
+    store, runs = MemoryStore(), []
+
+    def app(environ, start_response):
+        runs.append(1)
+        write = start_response("200 OK", [EVENTS, ("Content-Length", "100")])
+        with contextlib.suppress(OSError) if swallows else contextlib.nullcontext():
+            for _ in range(10):
+                write(b"a piece...")
+        return []
+
+    door = wsgi_door(app, store, on_error=on_error)
+    with contextlib.suppress(OSError):
+        GoneServing(door, environ_of()).finish()
+    assert ask_wsgi(door).problem == "response-not-kept"
+    assert runs == [1]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "recorded"), [("release", State.FAILED), ("hold", State.UNKNOWN)]
+)
+def test_wsgi_worker_that_is_ended_while_it_sends_is_settled_as_a_crash(on_error, recorded):
+    effects, store = Effects(), MemoryStore()
+    effects.runs = 1  # the stream does not raise
+    door = wsgi_door(functools.partial(events, effects), store, on_error=on_error)
+    served = Serving(door, environ_of())
+    next(served.pieces)
+    with pytest.raises(SystemExit):
+        try:
+            raise SystemExit(1)
+        finally:
+            served.hang_up()
+    assert wsgi_state(store) is recorded
+
+
+@decisions
+def test_wsgi_stream_with_a_piece_that_is_not_bytes_is_a_failure(on_error):
+    effects, store = Effects(), MemoryStore()
+
+    def app(environ, start_response):
+        effects.runs += 1
+        start_response("200 OK", [EVENTS])
+        return [b"half", "text"] if effects.runs == 1 else [b"whole"]
+
+    door = wsgi_door(app, store, on_error=on_error)
+    with pytest.raises(TypeError, match="bytes, not str"):
+        ask_wsgi(door)
+    check_wsgi_retry(door, effects, store, on_error)
 
 
 @decisions

@@ -28,6 +28,11 @@ DIFFERENT = [
     ("/a%FF", "/a%FE"),
     ("/a%FF", "/a%25FF"),
     ("/a%2F/b", "/a//b"),
+    # A `%` that begins no escape, and what follows it.
+    ("/a%%32Fb", "/a%2Fb"),
+    ("/a%2%46b", "/a%2Fb"),
+    ("/a%%325b", "/a%25b"),
+    ("/%%46F", "/%FF"),
 ]
 
 # Pairs that are two spellings of one path (RFC 3986 section 6.2.2).
@@ -89,6 +94,13 @@ async def test_raw_path_that_is_missing_or_of_another_path_is_not_used(raw):
     same = raw is None or not raw.startswith(b"/a")
     again = await ask(guarded, "/a/b", key="k", raw_path=b"/a/b")
     assert (again.replayed, again.problem) == ((True, None) if same else (False, "key-reused"))
+
+
+async def test_path_that_a_middleware_changed_is_not_taken_for_an_escaped_one():
+    """Decoded, it is `/a%2Fb`. The other request was sent as `/a%2Fb`; decoded, it is `/a/b`."""
+    guarded = door()
+    assert (await ask(guarded, "/a%2Fb", key="k", raw_path=b"/v1/a%252Fb")).status == 200
+    assert (await send_raw(guarded, "/a%2Fb")).problem == "key-reused"
 
 
 async def test_scope_without_raw_path_is_served():
@@ -189,6 +201,19 @@ def test_wsgi_spellings_of_one_path_are_one_operation(first, second):
     guarded = wsgi_door()
     assert not send_wsgi(guarded, first).replayed
     assert send_wsgi(guarded, second).replayed
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
+def test_paths_from_the_server_of_werkzeug_are_told_apart(first, second):
+    """It replaces bytes that are not UTF-8 in `PATH_INFO`."""
+
+    def send(raw):
+        path = unquote(raw).encode().decode("latin-1")
+        return ask_wsgi(guarded, path=path, RAW_URI=raw)
+
+    guarded = wsgi_door()
+    assert send(first).status == 200
+    assert send(second).problem == "key-reused"
 
 
 def test_wsgi_app_with_a_script_name_tells_escaped_slashes_apart():

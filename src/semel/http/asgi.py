@@ -25,7 +25,7 @@ from semel.colour import ASYNC, keep
 from semel.http import protocol
 from semel.http.body import Body, check_length
 from semel.http.door import Door
-from semel.http.exchange import Exchange
+from semel.http.exchange import Exchange, is_part_of
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -344,7 +344,7 @@ class Conversation:
     async def _send_live(self, message: Message) -> None:
         """Hand a message to the server; the end of a live response is recorded first."""
         if self._is_last(message) and self._exchange.live and not self._exchange.closed:
-            await self._exchange.end_live(self._size)
+            await self._exchange.end_live(None if self._left_by_client(None) else self._size)
         try:
             await self._send(message)
         except OSError as error:
@@ -459,16 +459,3 @@ class Conversation:
             if not (self._exchange.closed or self._exchange.live):
                 with contextlib.suppress(OSError):  # the app is told when it sends on
                     await self._go_live()
-
-
-def is_part_of(wanted: BaseException, error: BaseException | None) -> bool:
-    """Return whether `wanted` is `error`, or one of its causes, contexts or group members."""
-    pending, seen = [error], set()
-    while pending:
-        found = pending.pop()
-        if found is wanted:
-            return True
-        if found is not None and id(found) not in seen:
-            seen.add(id(found))
-            pending += [found.__cause__, found.__context__, *getattr(found, "exceptions", ())]
-    return False

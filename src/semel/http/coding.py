@@ -57,7 +57,8 @@ def accepted(response: Response, request: Request, max_bytes: int) -> Response:
         weights = {}
     if all(weights.get(coding, weights.get(b"*", False)) for coding in codings):
         return response
-    if not weights.get(b"identity", weights.get(b"*", True)):
+    partial = any(name.lower() == b"content-range" for name, _ in response.headers)
+    if partial or not weights.get(b"identity", weights.get(b"*", True)):
         raise NotAcceptedError(codings)
     body = response.body
     try:

@@ -157,10 +157,11 @@ class Exchange(Call):
     async def go_live(self, response: Response, *, routed: bool = True) -> Response:
         """Return what to send: this response, or what the client gets after a takeover.
 
-        The claim is held until `end_live` or `failed`. With a bound session it is not: the session
-        is committed, with the record, before the first byte is sent.
+        The claim is held until `end_live` or `failed`. In two cases the record is written before
+        the first byte is sent: with a bound session, which is committed with it, and after
+        `max_run`, because the lease is no longer renewed.
         """
-        if self._bound:
+        if self._bound or self._ran_s() > self.policy.max_run_s:
             return await self.close(response, routed=routed)
         try:
             verdict = Kept() if self._is_copy() else await self._ledger.renew(self._claimed())
@@ -195,9 +196,11 @@ class Exchange(Call):
                 self.key.text,
             )
 
+    def _ran_s(self) -> float:
+        return self.colour.now() - self._started
+
     async def _renew(self) -> None:
-        ran_s = self.colour.now() - self._started
-        if self.live is None or self.closed or ran_s <= self.policy.max_run_s:
+        if self.live is None or self.closed or self._ran_s() <= self.policy.max_run_s:
             await super()._renew()
         else:
             # If the lease expired here, a retry would run beside a handler that is still sending.
@@ -224,7 +227,7 @@ class Exchange(Call):
         failed = status >= FIRST_SERVER_ERROR
         kept = failed or self._ruling.keeps(status, routed=routed)  # yours, and it may raise
         self.closed = True
-        self._pace.took(self.colour.now() - self._started)
+        self._pace.took(self._ran_s())
         if failed and self._ruling.on_error != "store":
             return await self._server_error(response)
         if not kept:
@@ -366,3 +369,16 @@ class Unrecorded(Exception):  # noqa: N818 - a status, not a mishap
 
     def __init__(self, status: int) -> None:
         super().__init__(f"answered {status}")
+
+
+def is_part_of(wanted: BaseException, error: BaseException | None) -> bool:
+    """Return whether `wanted` is `error`, or one of its causes, contexts or group members."""
+    pending, seen = [error], set()
+    while pending:
+        found = pending.pop()
+        if found is wanted:
+            return True
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            pending += [found.__cause__, found.__context__, *getattr(found, "exceptions", ())]
+    return False

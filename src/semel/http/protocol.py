@@ -48,7 +48,7 @@ class Request:
     """A request's head, as a scope or a fingerprint of yours sees it.
 
     `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ. `exact_path` is
-    the path that is compared with that of a retry; empty where `path` itself is compared.
+    the path with some escapes as they were sent; empty where they are unknown, or there are none.
     """
 
     method: str
@@ -65,6 +65,11 @@ class Request:
             if found == wanted:
                 return content.decode("latin-1")
         return None
+
+    @property
+    def compared_path(self) -> str:
+        """The path that is compared with that of a retry, in the form of `exact_path`."""
+        return self.exact_path or self.path.replace("%", "%25")
 
     @property
     def from_browser(self) -> bool:
@@ -139,7 +144,8 @@ def parse_key(contents: Sequence[bytes]) -> str:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-_KEPT = re.compile(rb"%(2[Ff]|25)")
+# Escapes that stay, and a `%` that begins no escape: what follows it could become one.
+_KEPT = re.compile(rb"%(2[Ff]|25|(?![0-9A-Fa-f]{2}))")
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 
 
@@ -156,7 +162,7 @@ def exact_path(raw: bytes, path: str, *, errors: str, root: str = "") -> str:
         return ""
     raw = raw.partition(b"?")[0]
     decoded = unquote_to_bytes(raw).decode("utf-8", errors)
-    kept = unquote_to_bytes(_KEPT.sub(lambda found: b"%25" + found[1].upper(), raw))
+    kept = unquote_to_bytes(_KEPT.sub(lambda found: b"%25" + (found[1].upper() or b"25"), raw))
     text = kept.decode("utf-8", "surrogateescape")
     exact = _NO_UTF8.sub(lambda found: f"%{ord(found[0]) - 0xDC00:02X}", text)
     if decoded == path:
@@ -173,7 +179,7 @@ class Digest:
     """What must be equal when the key comes again: method, path, query and body, or your choice."""
 
     def __init__(self, request: Request) -> None:
-        path = request.exact_path or request.path
+        path = request.compared_path
         self._hash = hashlib.sha256(
             b"%d %d %d %s %s %s"
             % (

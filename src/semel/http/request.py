@@ -41,7 +41,7 @@ def key_of(found: list[bytes]) -> str:
 
 def operation_of(request: Request) -> str:
     """What is compared even where nothing else is, so it must tell long paths apart."""
-    path = request.exact_path or request.path
+    path = request.compared_path
     if len(path) > SHOWN:
         whole = hashlib.sha256(path.encode("utf-8", "surrogatepass"))
         path = f"{path[:SHOWN]}...{whole.hexdigest()[:16]}"

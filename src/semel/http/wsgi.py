@@ -19,6 +19,7 @@ import inspect
 import io
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from types import TracebackType
@@ -31,7 +32,7 @@ from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.body import PIECE, Body, check_length
 from semel.http.door import Door
-from semel.http.exchange import Exchange
+from semel.http.exchange import Exchange, is_part_of
 from semel.http.protocol import Header, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -126,7 +127,12 @@ def exact_path_of(environ: Environ, path: str) -> str:
     """As `protocol.exact_path`; empty where the server does not say how the path was sent."""
     target: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
     raw = _AUTHORITY.sub("", target, count=1) if not target.startswith("/") else target
-    return protocol.exact_path(raw.encode("latin-1", "replace"), path, errors="backslashreplace")
+    sent = raw.encode("latin-1", "replace")
+    return protocol.exact_path(sent, path, errors="backslashreplace") or protocol.exact_path(
+        sent,
+        path,
+        errors="replace",  # Werkzeug's server
+    )
 
 
 def request_of(environ: Environ) -> Request:
@@ -285,6 +291,7 @@ class Conversation:
         self._size = 0
         self._lingers_until = 0.0
         self._live: Callable[[bytes], object] | None = None  # the server's write(), once it is
+        self._broken: OSError | None = None  # what that write() raised: the client is gone
         self._answer: Response | None = None  # the client is answered from elsewhere
 
     def hold(self, app: WSGIApplication) -> Iterable[bytes]:
@@ -353,8 +360,9 @@ class Conversation:
         """Return the next piece of a live response; record its end, or an exception."""
         try:
             piece = next(self._rest)
+            check_piece(piece)
         except StopIteration:
-            self._end_live(self._size)
+            self._end_live(None if self._broken else self._size)
             raise
         except BaseException as error:
             self._live_failed(error)
@@ -380,11 +388,14 @@ class Conversation:
     def _live_failed(self, error: BaseException) -> None:
         """Settle a live response whose app raised.
 
-        An `Exception` is settled as `on_error` says, any other error as `on_crash` says.
+        An `Exception` is settled as `on_error` says, any other error as `on_crash` says. The error
+        of the server's `write` is not the app's: the client has left.
         """
         if self._exchange.live is None or self._exchange.closed:
             return
-        if isinstance(error, Exception):
+        if self._broken is not None and is_part_of(self._broken, error):
+            self._end_live()
+        elif isinstance(error, Exception):
             run(self._exchange.failed(error))
         else:
             self._exchange.closed = True
@@ -405,12 +416,16 @@ class Conversation:
     def close(self) -> None:
         """Let go of the app's iterable, once, and of the body.
 
-        A live response that the server closes early has been left by its client.
+        A live response that the server closes early has been left by its client, unless the server
+        itself is ending: gunicorn raises `SystemExit` in a worker that took too long.
         """
         iterable, self._iterable = self._iterable, None
+        ending = sys.exception()
         try:
             if (close := getattr(iterable, "close", None)) is not None:
                 close()
+            if isinstance(ending, SystemExit | KeyboardInterrupt):
+                self._live_failed(ending)
             self._end_live()
         except BaseException as error:
             self._live_failed(error)
@@ -449,13 +464,19 @@ class Conversation:
             self._end_complete()
             pieces, self._pieces = self._pieces, []
             for gathered in pieces:
-                self._live(gathered)
+                self._write_live(self._live, gathered)
+
+    def _write_live(self, write: Callable[[bytes], object], piece: bytes) -> None:
+        try:
+            write(piece)
+        except OSError as error:
+            self._broken = error
+            raise
 
     def _take(self, piece: bytes) -> None:
         if not self._status:
             raise AssertionError("the app answered without calling start_response")
-        if not isinstance(piece, bytes):
-            raise TypeError(f"a WSGI app answers with bytes, not {type(piece).__name__}")
+        check_piece(piece)
         if not piece or self._answer is not None:
             return
         self._pieces.append(piece)
@@ -504,6 +525,11 @@ class Conversation:
 
     def _response(self, body: bytes | None) -> Response:
         return Response(int(self._status[:3]), self._raw_headers, body)
+
+
+def check_piece(piece: object) -> None:
+    if not isinstance(piece, bytes):
+        raise TypeError(f"a WSGI app answers with bytes, not {type(piece).__name__}")
 
 
 def names(rule: Rule, status: int) -> bool:
