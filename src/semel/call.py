@@ -16,7 +16,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from semel import keys
 from semel.attempt import CURRENT, Attempt, leave
@@ -66,6 +66,12 @@ LATE_CLAIMS = 3
 
 # Errors of ours that say nothing about the effect: they are never recorded as its outcome.
 PASSING = (SettingsError, InProgressError, ClaimLostError, StoreUnavailableError)
+
+# What is recorded of a step whose value the store refuses; short, because there may be little room.
+REFUSED_STEP = b"lthe store refused it; the log of that attempt has the reason"
+
+Write: TypeAlias = Callable[[str, bytes], Awaitable[Verdict]]
+"""Write down a step's name and data."""
 
 UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 
@@ -595,30 +601,51 @@ class Call:
         data = self._step_data(name, value)
         attempt._unrecorded = True
         try:
-            verdict = await self._noting(name, data)
+            await self._noting(attempt, name, data, self._write_firmly)
         except Exception:
             raise
         except BaseException:
             # Cut off while it was written: written twice is written once.
             await self.colour.shield(self._note_again(attempt, name, data))
             raise
-        self._noted(attempt, name, data, verdict)
         attempt.raise_if_lost()
 
-    async def _noting(self, name: str, data: bytes) -> Verdict:
-        claim = self._claimed()
+    async def _noting(self, attempt: Attempt, name: str, data: bytes, write: Write) -> None:
+        """Record the step. If the store refuses its value for good, record the value as lost."""
         try:
-            return await self._ledger.note(claim, name, data)
+            self._noted(attempt, name, data, await write(name, data))
+        except SemelError as error:
+            if not is_refusal(error):
+                raise
+            await self._note_lost(attempt, name, error, write)
+
+    async def _note_lost(
+        self, attempt: Attempt, name: str, refusal: SemelError, write: Write
+    ) -> None:
+        try:
+            self._noted(attempt, name, REFUSED_STEP, await write(name, REFUSED_STEP))
+        except SemelError as error:
+            kind = SettingsError if isinstance(error, SettingsError) else StoreUnavailableError
+            raise kind(
+                f"step {name!r} of {self.key.text!r} happened, but that could not be recorded, so "
+                f"a later attempt may repeat it: {error}"
+            ) from refusal
+        self._warn_of_lost_step(name, str(refusal))
+
+    async def _write_firmly(self, name: str, data: bytes) -> Verdict:
+        try:
+            return await self._write_once(name, data)
         except StoreUnavailableError as error:
-            return await self._insist(lambda: self._ledger.note(claim, name, data), error)
+            return await self._insist(lambda: self._write_once(name, data), error)
+
+    async def _write_once(self, name: str, data: bytes) -> Verdict:
+        return await self._ledger.note(self._claimed(), name, data)
 
     async def _note_again(self, attempt: Attempt, name: str, data: bytes) -> None:
         try:
-            verdict = await self._ledger.note(self._claimed(), name, data)
+            await self._noting(attempt, name, data, self._write_once)
         except SemelError as error:
             log.warning("semel: step %r of %r is not recorded: %s", name, self.key.text, error)
-        else:
-            self._noted(attempt, name, data, verdict)
 
     def _noted(self, attempt: Attempt, name: str, data: bytes, verdict: Verdict) -> None:
         attempt._unrecorded = False
@@ -638,13 +665,16 @@ class Call:
             data, why = b"", told(error)
         if not why:
             return b"v" + data
+        self._warn_of_lost_step(name, why)
+        return b"l" + why.encode(errors="backslashreplace")
+
+    def _warn_of_lost_step(self, name: str, why: str) -> None:
         log.warning(
             "semel: step %r of %r happened, but its result cannot be stored: %s",
             name,
             self.key.text,
             why,
         )
-        return b"l" + why.encode(errors="backslashreplace")
 
     def _replay_step(self, name: str, data: bytes) -> Any:
         if data[:1] == b"v":
@@ -663,6 +693,13 @@ def summary(error: BaseException) -> str:
 def told(error: Exception) -> str:
     """Why a codec failed: ours explains itself, another's error needs its name."""
     return str(error) if isinstance(error, (EncodingError, DecodingError)) else summary(error)
+
+
+def is_refusal(error: SemelError) -> bool:
+    """Return whether the store refuses a value for good, as opposed to an outage."""
+    if isinstance(error, StoreUnavailableError):
+        return not error.again and not isinstance(error, CorruptRecordError)
+    return isinstance(error, SettingsError)
 
 
 def unwrap(result: Any) -> Any:

@@ -493,6 +493,89 @@ async def test_refused_result_does_not_spoil_its_batch(narrow_url):
     await store.aclose()
 
 
+NARROW_STEPS = {
+    "postgres": "ALTER TABLE idempotency ALTER COLUMN steps TYPE varchar(300)",
+    "mariadb": "ALTER TABLE idempotency MODIFY steps VARCHAR(300)",
+}
+
+
+@pytest.fixture(params=list(NARROW_STEPS))
+def narrow_steps_url(request):
+    """A database whose column takes few and short steps only."""
+    url = request.getfixturevalue(f"{request.param}_url")
+    init(url)
+    with opened(url) as connection:
+        connection.exec_driver_sql(NARROW_STEPS[request.param])
+    return url
+
+
+def test_step_that_the_database_refuses_is_recorded_as_lost(narrow_steps_url):
+    charged = []
+    store = SQLStore(narrow_steps_url)
+
+    @idempotent(store=store, key="{number}", lease=5)
+    def pay(number):
+        step("charge", lambda: charged.append(number) or "x" * 400)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        pay("1")
+    with pytest.raises(ResultLostError, match="of step 'charge' could not be stored"):
+        pay("1")
+    assert charged == ["1"]
+    store.close()
+
+
+async def test_refused_step_does_not_spoil_its_batch(narrow_steps_url):
+    charged = []
+    store = SQLStore(narrow_steps_url)
+
+    @idempotent(store=store, key="{number}", lease=5)
+    async def pay(number):
+        await step("charge", lambda: charged.append(number) or "x" * number)
+        if current().number == 1:
+            raise ConnectionError
+
+    numbers = [1, 400, 2, 500, 3]
+    await asyncio.gather(*map(pay, numbers), return_exceptions=True)
+    again = await asyncio.gather(*map(pay, numbers), return_exceptions=True)
+    assert [type(answer) for answer in again] == [
+        type(None), ResultLostError, type(None), ResultLostError, type(None),
+    ]  # fmt: skip
+    assert sorted(charged) == sorted(numbers)
+    await store.aclose()
+
+
+CONSTRAINTS = {
+    "postgres": "length(response::text) < 10",
+    "mariadb": "char_length(response) < 10",
+}
+
+
+@pytest.mark.parametrize("database", list(CONSTRAINTS))
+def test_result_that_violates_a_check_is_recorded_as_lost(request, database):
+    url = request.getfixturevalue(f"{database}_url")
+    init(url)
+    with opened(url) as connection:
+        connection.exec_driver_sql(
+            "ALTER TABLE idempotency ADD CONSTRAINT short_response "
+            f"CHECK (response IS NULL OR {CONSTRAINTS[database]})"
+        )
+    calls = []
+    store = SQLStore(url)
+
+    @idempotent(store=store, key="{number}", lease=1)
+    def pay(number):
+        calls.append(number)
+        return "x" * 50
+
+    assert pay("1") == "x" * 50
+    with pytest.raises(ResultLostError, match="the database refuses its result"):
+        pay("1")
+    assert calls == ["1"]
+    store.close()
+
+
 # --- what `db init` and `db check` report ---------------------------------------------------------
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel import idempotent
+from semel import idempotent, step
 from semel.colour import SYNC, run
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import ResultLostError, SettingsError, StoreUnavailableError
+from semel.keys import make_key
 from semel.stores.sql import SQLStore, check, init
 from semel.stores.sql.lines import parse, with_driver
-from semel.values import State
+from semel.values import Kept, Outcome, State, Terms
 
 pytestmark = pytest.mark.contract
 
@@ -254,3 +255,142 @@ async def test_failed_commit_of_an_async_bound_session_releases_the_claim(serial
         await third.commit()
     await store.aclose()
     await engine.dispose()
+
+
+# --- MariaDB with a small max_allowed_packet ----------------------------------------------------
+
+PACKET = 65_536
+
+
+@contextmanager
+def packets_of(server, most):
+    """Set the limit of new connections; restore it afterwards."""
+    [(before,)] = _rows(server.url(), "SELECT @@GLOBAL.max_allowed_packet")
+    server.execute(f"SET GLOBAL max_allowed_packet = {most}")
+    try:
+        yield
+    finally:
+        server.execute(f"SET GLOBAL max_allowed_packet = {before}")
+
+
+def _rows(url, select):
+    engine = sa.create_engine(with_driver(parse(url), "sync"))
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(select).all()
+    engine.dispose()
+    return rows
+
+
+@pytest.fixture
+def small_packets_url(mariadb_server, mariadb_url):
+    """A server that takes no statement of more than 64 KiB."""
+    init(mariadb_url)
+    with packets_of(mariadb_server, PACKET):
+        yield mariadb_url
+
+
+def test_steps_that_outgrow_the_packet_run_once_and_are_recorded_as_lost(small_packets_url):
+    ran = []
+    store = SQLStore(small_packets_url)
+
+    @idempotent(store=store, key="k", lease=5)
+    def work():
+        for number in range(20):
+            step(f"step {number}", lambda number=number: ran.append(number) or "y" * 5_000)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        work()
+    with pytest.raises(ResultLostError, match="of step 'step 8'"):
+        work()
+    assert ran == list(range(20))
+    [record] = run(store.ledger(SYNC).records())
+    assert record.state is State.FAILED
+    store.close()
+
+
+async def test_steps_that_outgrow_the_packet_do_not_spoil_their_batch(small_packets_url):
+    ran = []
+    store = SQLStore(small_packets_url)
+
+    @idempotent(store=store, key="{key}", lease=5)
+    async def work(key, size):
+        for number in range(15):
+            await step(f"{number}", lambda number=number: ran.append((key, number)) or "y" * size)
+        return key
+
+    calls = [work(f"{number}", 5_000 if number == 3 else 5) for number in range(8)]
+    assert await asyncio.gather(*calls) == [f"{number}" for number in range(8)]
+    assert len(ran) == len(set(ran)) == 120
+    await store.aclose()
+
+
+@pytest.mark.parametrize("size", [PACKET // 2 - 1_000, PACKET // 2, PACKET * 3 // 4])
+def test_result_between_half_a_packet_and_a_whole_runs_once(small_packets_url, size):
+    """PyMySQL sends two hex digits for each byte."""
+    calls = []
+    store = SQLStore(small_packets_url)
+
+    @idempotent(store=store, key="k", lease=1, codec=Raw())
+    def work():
+        calls.append(1)
+        return b"\xff" * size
+
+    assert work() == b"\xff" * size
+    with suppress(ResultLostError):
+        assert work() == b"\xff" * size
+    assert calls == [1]
+    store.close()
+
+
+class Raw:
+    """A codec whose data is not JSON."""
+
+    def encode(self, value):
+        return value
+
+    def decode(self, data):
+        return data
+
+
+def test_record_with_a_full_packet_of_steps_can_be_released_and_claimed(small_packets_url):
+    store = SQLStore(small_packets_url)
+    ledger, key, terms = store.ledger(SYNC), make_key("k"), Terms(lease_s=30, ttl_s=600)
+    claim = run(ledger.claim(key, attempt="a", terms=terms)).claim
+    with pytest.raises(StoreUnavailableError, match="max_allowed_packet") as caught:
+        for number in range(1_000):
+            run(ledger.note(claim, f"step {number}", b"x" * 128))
+    assert not caught.value.again
+    assert run(ledger.release(claim, error="'" * 1_000)) == Kept()
+    won = run(ledger.claim(key, attempt="b", terms=terms))
+    assert len(won.steps) > 250
+    assert run(ledger.complete(won.claim, Outcome("value", b"x" * 30_000))) == Kept()
+    store.close()
+
+
+def test_limit_lowered_while_connected_does_not_repeat_a_step_or_a_call(
+    mariadb_server, mariadb_url
+):
+    """The limit was read once; the server refuses, and it is read again."""
+    init(mariadb_url)
+    ran = []
+    store = SQLStore(mariadb_url)
+
+    @idempotent(store=store, key="{key}", lease=5)
+    def work(key, size):
+        step("effect", lambda: ran.append(key) or "y" * size)
+        return "z" * size
+
+    work("before", 5)
+    with packets_of(mariadb_server, PACKET):
+        for (number,) in _rows(
+            mariadb_url,
+            "SELECT id FROM information_schema.processlist "
+            "WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+        ):
+            mariadb_server.execute(f"KILL {number}")
+        assert work("after", 200_000) == "z" * 200_000
+        with pytest.raises(ResultLostError, match="max_allowed_packet"):
+            work("after", 200_000)
+    assert ran == ["before", "after"]
+    store.close()

@@ -674,7 +674,8 @@ async def test_what_just_fits_is_stored_and_spoils_nothing_else(small_packets):
     ledger = store.ledger(ASYNC)
     keys = [make_key(f"k{i}") for i in range(80)]
     won = await asyncio.gather(*(ask(ledger, key) for key in keys))
-    data = [b"x" * (PACKET if i == 7 else PACKET - 2048 if i == 8 else 2048) for i in range(80)]
+    half = PACKET // 2
+    data = [b"x" * (half if i == 7 else half - 1024 if i == 8 else 2048) for i in range(80)]
     outcomes = [Outcome("value", each) for each in data]
     verdicts = await asyncio.gather(
         *(ledger.complete(w.claim, outcome) for w, outcome in zip(won, outcomes, strict=True))

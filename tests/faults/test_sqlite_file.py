@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +29,15 @@ from semel import idempotent
 from semel.brokers.sqlite import SQLiteBroker
 from semel.client.intents import Intents
 from semel.colour import SYNC, run
-from semel.errors import DamagedStoreError, SettingsError
+from semel.errors import DamagedStoreError, SettingsError, StoreUnavailableError
+from semel.inbox import SQLInbox
+from semel.messages import Applied
 from semel.stores import SQLiteStore, SQLStore, connect
 from semel.stores.sql import init
+from semel.stores.sqlite import connections
+from semel.testing.traffic import message
 from semel.values import Terms
+from semel.worker import _beside
 
 TERMS = Terms(lease_s=30, ttl_s=600)
 
@@ -182,6 +191,32 @@ def test_application_that_opens_and_closes_the_file_is_noticed(url, path):
     store.close()
 
 
+def test_second_store_after_the_locks_were_lost_is_refused(url, path):
+    """SQLite opens a new write-ahead log for it, while the first store has the deleted one."""
+    store = connect(url)
+    charge, ran = charger(store)
+    charge("a")
+    path.read_bytes()
+    visit(url, "b")
+    with pytest.raises(DamagedStoreError, match=r"semel\.db-wal was deleted"):
+        charger(connect(url))[0]("x")
+    with pytest.raises(DamagedStoreError, match=r"semel\.db-wal was deleted"):
+        charge("x")
+    assert ran == ["a"]
+    store.close()
+
+
+def test_store_that_is_closed_and_opened_again_has_another_log(url):
+    """SQLite deletes the log with the last connection, which is not an accident."""
+    for number in range(3):
+        stores = [connect(url), connect(url)]
+        for store in stores:
+            charger(store)[0](f"x{number}")
+        for store in stores:
+            store.close()
+        visit(url, f"y{number}")
+
+
 def test_log_deleted_before_the_first_change_is_noticed(url, path):
     """A connection that has only read has the write-ahead log open, too."""
     visit(url, "a")
@@ -223,7 +258,7 @@ def spellings(path):
 def test_every_spelling_of_a_path_is_one_file(path):
     SQLiteStore(path).close()
     stores = [SQLiteStore(each) for each in spellings(path)]
-    assert len({id(store._connections.writing) for store in stores}) == 1
+    assert len({id(store._connections._pool.writing) for store in stores}) == 1
     charges = [charger(store) for store in stores]
     for charge, _ in charges:
         charge("x")
@@ -268,11 +303,22 @@ def delete_log(path):
     Path(f"{path}-wal").unlink()
 
 
+def delete_index(path):
+    """The index of the log: processes with different ones do not see each other's commits."""
+    Path(f"{path}-shm").unlink()
+
+
+def replace_index(path):
+    shutil.copy(f"{path}-shm", f"{path}-copy")
+    Path(f"{path}-copy").replace(f"{path}-shm")
+
+
 def truncate(path):
     os.truncate(path, 0)
 
 
-ACCIDENTS = [delete, rename, replace_with_copy, delete_with_its_logs, delete_log, truncate]
+ACCIDENTS = [delete, rename, replace_with_copy, delete_with_its_logs, delete_log]
+ACCIDENTS += [delete_index, replace_index, truncate]
 
 
 @pytest.mark.parametrize("happens", ACCIDENTS)
@@ -518,6 +564,153 @@ def test_child_commits_survive_the_parents_close(url):
     assert not visit(url, "x")
     for fd in (to_child, from_parent, to_parent, from_child):
         os.close(fd)
+
+
+def in_children(work, count):
+    """Run `work` in this many forked children; return how each ended, None for one that hangs."""
+    ends = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+        ends.append(_end_of(child))
+    return ends
+
+
+def _end_of(child, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "garbage"])
+def test_fork_while_other_threads_open_and_close_stores_is_safe(url, path, closes):
+    """A child forked in the middle of that hung, or damaged the file."""
+    numbers, ended = itertools.count(), threading.Event()
+
+    def come_and_go():
+        while not ended.is_set():
+            store = connect(url)
+            charger(store)[0](f"thread-{next(numbers)}")
+            if closes:
+                store.close()
+
+    def call_once():
+        store = connect(url)
+        charger(store)[0](f"child-{os.getpid()}")
+        store.close()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert in_children(call_once, 40) == [0] * 40
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    gc.collect()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_with_an_inherited_connection_may_not_open_the_file_again(path, monkeypatch):
+    """SQLite would take no locks there: it counts those of the inherited connection."""
+    monkeypatch.setattr(connections, "FORK_WAIT_S", 0.01)
+    store = SQLiteStore(path)
+    cursor = store._connections._take()
+
+    def open_again():
+        for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}"):
+            with pytest.raises(StoreUnavailableError, match="only after the fork"):
+                charger(connect(url))[0]("x")
+
+    assert in_children(open_again, 1) == [0]
+    store._connections._give(cursor)
+    store.close()
+
+
+# --- parts beside the store ---------------------------------------------------------------------
+
+
+def test_relative_path_is_that_of_the_moment_when_the_store_was_made(tmp_path, monkeypatch):
+    """Sync code and each event loop open engines of their own, at another time."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = SQLStore("sqlite+pysqlite:///semel.db", create=True)
+    charge, ran = charger(store)
+    charge("x")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    @idempotent(store=store, key="charge:{x}", operation="charge")
+    async def charge_async(x):
+        ran.append(x)
+
+    async def call():
+        await charge_async("x")
+        await store.aclose()
+
+    asyncio.run(call())
+    assert ran == ["x"]
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_workers_through_a_symbolic_link_share_their_file(tmp_path):
+    """Otherwise two workers of one group own the same shards."""
+    (tmp_path / "größe.db").touch()
+    (tmp_path / "link.db").symlink_to(tmp_path / "größe.db")
+    beside = {repr(_beside(SQLStore(f"sqlite:///{tmp_path}/{n}"))) for n in ("größe.db", "link.db")}
+    assert beside == {repr(SQLiteStore(tmp_path / "größe.db-workers"))}
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_inbox_whose_file_was_replaced_applies_nothing_more(path, is_async):
+    """A worker acknowledges what was applied, and the effect would be in a deleted file."""
+    init(f"sqlite+pysqlite:///{path}")
+    ran = []
+
+    def handle(message, session):
+        ran.append(message.id)
+
+    async def handle_async(message, session):
+        handle(message, session)
+
+    handle.colour = lambda message: "sync"
+    inbox = SQLInbox(f"sqlite+pysqlite:///{path}")
+    used = handle_async if is_async else handle
+    assert await inbox.apply("billing", [message("orders", 1)], used) == [Applied()]
+    delete_with_its_logs(path)
+    for number in (2, 3):
+        with pytest.raises(DamagedStoreError, match="was deleted"):
+            await inbox.apply("billing", [message("orders", number)], used)
+    assert ran == ["orders-1"]
+    await inbox.aclose()
+
+
+def test_file_without_its_header_is_damaged_and_not_unavailable(url, path):
+    """With `on_unavailable="run"` a call runs without its record, but not beside a damaged one."""
+    visit(url, "x")
+    with path.open("r+b") as file:
+        file.write(b"garbage!" * 12)
+
+    def charge(x):
+        raise AssertionError("it ran again")
+
+    with pytest.raises(DamagedStoreError, match="damaged"):
+        idempotent(store=connect(url), key="charge:{x}", on_unavailable="run")(charge)("x")
 
 
 # --- permissions --------------------------------------------------------------------------------

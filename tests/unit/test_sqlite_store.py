@@ -271,7 +271,7 @@ def test_a_file_locked_for_too_long_is_unavailable(path, monkeypatch):
 
 def test_threads_that_write_for_too_long_are_reported(store, ledger, monkeypatch):
     monkeypatch.setattr(connections, "BUSY_S", 0.05)
-    with store._connections.writing, pytest.raises(StoreUnavailableError, match="threads"):
+    with store._connections._pool.writing, pytest.raises(StoreUnavailableError, match="threads"):
         claim(ledger)
     assert isinstance(claim(ledger), Won)
 
@@ -416,10 +416,10 @@ def open_files(path):
 def test_threads_that_come_and_go_share_a_few_connections(store, ledger):
     for _ in range(5):
         in_threads(lambda: claim(ledger), 8)
-    assert len(store._connections._open) <= 8
+    assert len(store._connections._pool.open) <= 8
     for _ in range(50):
         in_threads(lambda: claim(ledger), 1)
-    assert len(store._connections._open) <= 8
+    assert len(store._connections._pool.open) <= 8
 
 
 def test_a_closed_store_holds_nothing_and_opens_again(store, ledger, path):
@@ -610,8 +610,8 @@ def test_a_signal_that_raises_leaves_no_lock_and_no_connection(tmp_path, place):
         )
     gc.collect()
     assert hit > 100
-    assert not store._connections.writing.locked()
-    assert len(store._connections._open) <= 1
+    assert not store._connections._pool.writing.locked()
+    assert len(store._connections._pool.open) <= 1
     for op in ops:
         assert isinstance(rows.perform(op), Won)
     store.close()

@@ -69,11 +69,11 @@ async def _store(patient: Patient) -> AsyncIterator[Store | None]:
 
     Beside an SQLite file it is another one, which is not made by looking.
     """
-    url = patient.store.url
-    if url.get_backend_name() != "sqlite":
+    path = patient.store.file_path
+    if path is None:
         yield patient.store
         return
-    store = _file(f"{url.database}-workers")
+    store = _file(f"{path}-workers")
     try:
         yield store
     finally:

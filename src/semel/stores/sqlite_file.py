@@ -6,6 +6,10 @@ descriptors open for that reason; a descriptor of ours would take its locks away
 that closes the database would then find no other user and delete the write-ahead log. Later commits
 of this process would go to a deleted file. So an existing database file, its `-wal` and its
 `-shm` are never opened here. `os.stat` needs no descriptor.
+
+Several stores, brokers and engines of one process may use one file. What they must agree on is kept
+here, by the file's device and inode: which `-wal` and `-shm` they have open, and whether this
+process inherited open connections to the file.
 """
 
 # ruff: noqa: PTH100, PTH116, PTH120
@@ -16,11 +20,23 @@ import contextlib
 import os
 import stat
 import threading
-from typing import Final, TypeAlias
+import time
+import weakref
+from typing import Final, Protocol, TypeAlias
 
 from semel.errors import DamagedStoreError, SettingsError, StoreUnavailableError
 
-__all__ = ["DatabaseFile", "Identity", "create", "identity_of", "refuse_unsafe", "unavailable"]
+__all__ = [
+    "DatabaseFile",
+    "Identity",
+    "OpenLog",
+    "create",
+    "gate",
+    "identity_of",
+    "mark_inherited",
+    "refuse_unsafe",
+    "unavailable",
+]
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode."""
@@ -32,8 +48,68 @@ LOG_DELETED: Final = (
     "has none. "
 )
 
-# Held while this process has a descriptor of a new file: no thread connects to it meanwhile.
-_creating: Final = threading.Lock()
+
+class ClosesBeforeFork(Protocol):
+    """A kind of store whose connections to SQLite files must not be open across a fork."""
+
+    def stop(self) -> None:
+        """Close all connections, and open none in the known stores until `resume`."""
+        ...
+
+    def is_stopped(self) -> bool:
+        """Return whether none is open, also in stores made since; called within the gate."""
+        ...
+
+    def resume(self) -> None: ...
+
+
+class Gate:
+    """A lock that is held while Semel opens or closes a connection to a SQLite file.
+
+    A fork holds it too. SQLite would otherwise be in the middle of that in the child, which has
+    none of the other threads: its mutexes would stay locked, its lists of locks would be wrong.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[ClosesBeforeFork] = []
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before, after_in_parent=self._after, after_in_child=self._reset
+            )
+
+    def _reset(self) -> None:
+        self.lock = threading.RLock()
+        self._one_fork_at_a_time = threading.Lock()
+
+    def _before(self) -> None:
+        self._one_fork_at_a_time.acquire()
+        while True:
+            for kind in self.kinds:
+                kind.stop()
+            self.lock.acquire()
+            if all(kind.is_stopped() for kind in self.kinds):
+                return
+            self.lock.release()
+            time.sleep(0.001)  # a store was made meanwhile, or is being collected
+
+    def _after(self) -> None:
+        self.lock.release()
+        for kind in self.kinds:
+            kind.resume()
+        self._one_fork_at_a_time.release()
+
+
+gate: Final = Gate()
+
+_inherited: set[Identity] = set()
+"""Files to which this process inherited open connections from the process that forked it."""
+
+
+def mark_inherited(path: str) -> None:
+    """In a child: refuse the file from now on, because its connections are open here, too."""
+    if (identity := identity_of(path)) is not None:
+        _inherited.add(identity)
 
 
 def create(path: str) -> None:
@@ -44,7 +120,7 @@ def create(path: str) -> None:
     """
     refuse_unsafe(path)
     try:
-        with _creating:
+        with gate.lock:  # no thread connects to the file while it is open here
             _create_if_absent(path)
         _sync_directory(os.path.dirname(path))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -65,6 +141,12 @@ def refuse_unsafe(path: str) -> None:
         raise _not_a_file(path, "it is a directory")
     if status is not None:
         _refuse_hard_links(path, status)
+        if _inherited and (status.st_dev, status.st_ino) in _inherited:
+            raise unavailable(
+                path,
+                "this process was forked while the file was in use, which breaks SQLite's locks; "
+                "open the file only after the fork, or start the child with spawn",
+            )
     if wal is not None and wal.st_size > 0:
         _refuse_without_content(path, status)
 
@@ -119,16 +201,16 @@ class DatabaseFile:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self.real_path = os.path.realpath(path)
-        self.wal_path = f"{self.real_path}-wal"
+        self._wal_path = f"{self.real_path}-wal"
         # Learned by the first check: an overlay file system copies a file when it is first opened
         # for writing. The copy may have another inode.
         self._identity: Identity | None = None
 
-    def check(self, wal: Identity | None) -> None:
-        """Raise `DamagedStoreError` if the file or its write-ahead log was deleted or replaced.
+    def check(self, log: OpenLog | None) -> None:
+        """Raise `DamagedStoreError` if the file, its `-wal` or its `-shm` was deleted or replaced.
 
-        `wal` identifies the log that the connection has open, None while that is unknown. The log
-        of an open connection is replaced neither by a checkpoint nor by other processes.
+        `log` is what the connection has open, None while that is unknown. These files of an open
+        connection are replaced neither by a checkpoint nor by other processes.
         """
         status = _status(self.path)
         identity = None if status is None else (status.st_dev, status.st_ino)
@@ -136,22 +218,44 @@ class DatabaseFile:
             self._identity = identity
         elif identity != self._identity:
             raise self._damaged(f"{self.path} was deleted, renamed or replaced")
-        if wal is None:
+        if log is None:
             return
-        if self.log() != wal:
-            raise self._log_deleted()
+        self._compare(log, self._log_files())
         if status is not None and status.st_size == 0:
             raise self._damaged(f"{self.path} was truncated")
 
-    def log(self) -> Identity:
-        """Identify the write-ahead log, which a connection of the caller has open."""
-        found = identity_of(self.wal_path)
-        if found is None:
+    def open_log(self, *, in_wal_mode: bool = False) -> OpenLog | None:
+        """Return what a new connection of the caller has open; None without a write-ahead log.
+
+        Raises `DamagedStoreError` if other connections of this process have other files open. Then
+        SQLite has opened a new `-wal` for this connection, and all of them share the old `-shm`.
+        `in_wal_mode`: the connection has a log, so a missing one was deleted.
+        """
+        files = self._log_files()
+        if in_wal_mode and files[0] is None:
             raise self._log_deleted()
-        return found
+        identity = identity_of(self.real_path)
+        if files[0] is None or identity is None:
+            return None
+        with gate.lock:
+            logs = _open_logs.setdefault(identity, weakref.WeakSet())
+            for other in logs:
+                self._compare(other, files)
+            opened = OpenLog(identity, files)
+            logs.add(opened)
+            return opened
 
     def _log_deleted(self) -> DamagedStoreError:
-        return self._damaged(f"{self.wal_path} was deleted or replaced", LOG_DELETED)
+        return self._damaged(f"{self._wal_path} was deleted or replaced", LOG_DELETED)
+
+    def _log_files(self) -> LogFiles:
+        return identity_of(self._wal_path), identity_of(f"{self.real_path}-shm")
+
+    def _compare(self, log: OpenLog, files: LogFiles) -> None:
+        if log.files[0] != files[0]:
+            raise self._log_deleted()
+        if log.files[1] != files[1]:
+            raise self._damaged(f"{self.real_path}-shm was deleted or replaced")
 
     def _damaged(self, what: str, cause: str = "") -> DamagedStoreError:
         return DamagedStoreError(
@@ -160,6 +264,31 @@ class DatabaseFile:
             "it: put moved files back, or delete the file with its -wal and -shm and copy a backup "
             f"there. To copy an open database, run `sqlite3 {self.path} '.backup copy.db'`"
         )
+
+
+LogFiles: TypeAlias = tuple[Identity | None, Identity | None]
+"""The `-wal` and the `-shm`."""
+
+
+class OpenLog:
+    """The `-wal` and `-shm` that one connection has open, until `close`."""
+
+    def __init__(self, file: Identity, files: LogFiles) -> None:
+        self._file = file
+        self.files = files
+
+    def close(self) -> None:
+        """The connection is about to be closed: SQLite may delete the files after that."""
+        with gate.lock:
+            logs = _open_logs.get(self._file)
+            if logs is not None:
+                logs.discard(self)
+                if not logs:
+                    del _open_logs[self._file]
+
+
+_open_logs: dict[Identity, weakref.WeakSet[OpenLog]] = {}
+"""What the open connections of this process use, by the database file."""
 
 
 def identity_of(path: str) -> Identity | None:

@@ -443,10 +443,8 @@ def _check_session(fn: Callable[..., Any], handler: Handler, inbox: Inbox) -> No
 
 
 def _beside(store: Store) -> Store:
-    where = getattr(store, "engine_or_url", "")
-    scheme, _, rest = str(getattr(where, "url", where)).partition(":///")
-    path = rest.partition("?")[0]
-    if not scheme.startswith("sqlite") or path in ("", ":memory:"):
+    path: str | None = getattr(store, "file_path", None)
+    if path is None:
         return store
     from semel.stores.sqlite import SQLiteStore
 

@@ -17,6 +17,7 @@ transaction has done: the one can be committed without the other. That is what `
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ except ImportError as error:  # pragma: no cover - every test environment has it
         "bring the driver too"
     ) from error
 
-from semel.colour import ASYNC, SYNC, Colour, after_fork, before_fork, run
+from semel.colour import ASYNC, SYNC, Colour, after_fork, run
 from semel.entries import Position
 from semel.errors import SettingsError
 from semel.ports import Bell, Log, StoreLedger
@@ -50,7 +51,7 @@ from semel.stores.sql.ledger import AsyncLedger, SyncLedger
 from semel.stores.sql.lines import AsyncLines, SyncLines
 from semel.stores.sql.log import AsyncLog, SyncLog
 from semel.stores.sql.schema import Report, check, ddl, init, upgrade
-from semel.stores.sqlite_file import DatabaseFile
+from semel.stores.sqlite_file import DatabaseFile, gate
 
 __all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
 
@@ -101,6 +102,14 @@ class SQLStore:
         """What the store was opened with."""
         given = (self._async_engine or self._engine) if self._given else None
         return given or self._url.render_as_string(hide_password=False)
+
+    @property
+    def file_path(self) -> str | None:
+        """The path of the SQLite file, without symbolic links; None for other databases."""
+        path = self._url.database or ""
+        if self._url.get_backend_name() != "sqlite" or path in ("", ":memory:"):
+            return None
+        return os.path.realpath(path)
 
     @property
     def where(self) -> str:
@@ -238,35 +247,43 @@ _inherited: list[Any] = []
 """Connections of the parent, never to be closed here: closing would end them over there too."""
 
 
-_closed: list[SyncLines] = []
-"""What was closed before the fork that is under way."""
+class _Fork:
+    """Closes the sync connections to SQLite files before a fork."""
 
-_forking = threading.Lock()
-"""Held during a fork. Two threads that fork at once would each take some places of a `SyncLines`,
-and wait for the others."""
+    def __init__(self) -> None:
+        self._closed: set[SyncLines] = set()
 
+    def _to_close(self) -> set[SyncLines]:
+        every = [store._lines_to_close() for store in list(_stores)]  # noqa: SLF001 - one module
+        return {each for some in every for each in some} - self._closed
 
-def _before_fork() -> None:
-    _forking.acquire()
-    for store in list(_stores):
-        for each in store._lines_to_close():  # noqa: SLF001 - one module, one class
+    def stop(self) -> None:
+        for each in self._to_close():
             each.before_fork()
-            _closed.append(each)
+            self._closed.add(each)
+
+    def is_stopped(self) -> bool:
+        closed = {id(each.engine) for each in self._closed}
+        return all(engine in closed for engine in list(lines.opened.values()))
+
+    def resume(self) -> None:
+        while self._closed:
+            self._closed.pop().after_fork_in_parent()
+
+    def forget(self) -> None:
+        """Start over in a child."""
+        self._closed.clear()
+        lines.opened.clear()
 
 
-def _after_fork_in_parent() -> None:
-    while _closed:
-        _closed.pop().after_fork_in_parent()
-    _forking.release()
+_fork = _Fork()
 
 
 def _after_fork() -> None:
-    global _forking  # noqa: PLW0603 - the parent's is held by a thread that is not here
-    _forking = threading.Lock()
-    _closed.clear()
+    _fork.forget()
     for store in list(_stores):
         store._forked()  # noqa: SLF001 - one module, one class
 
 
-before_fork(_before_fork, _after_fork_in_parent)
+gate.kinds.append(_fork)
 after_fork(_after_fork)

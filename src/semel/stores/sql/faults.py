@@ -17,7 +17,13 @@ from typing import Any
 
 from sqlalchemy import exc
 
-from semel.errors import SemelError, SettingsError, StoreUnavailableError, said_by
+from semel.errors import (
+    DamagedStoreError,
+    SemelError,
+    SettingsError,
+    StoreUnavailableError,
+    said_by,
+)
 from semel.stores.sql.pooler import statement_pooling
 
 
@@ -43,6 +49,7 @@ class Fault(enum.Enum):
     NO_ENTRY = "the server knows this user, or this password, not"
     NO_RIGHT = "the user may not do this to the table"
     REFUSED = "the database refuses this value"
+    DAMAGED = "the SQLite file is damaged"
     OTHER = "the store cannot answer"
 
 
@@ -54,6 +61,8 @@ SQLSTATES = {
     "26000": Fault.AGAIN,  # invalid_sql_statement_name: a pooler gave us another server process
     "0A000": Fault.GONE,  # feature_not_supported: the table was changed under a prepared statement
     "23505": Fault.TAKEN,  # unique_violation
+    "23502": Fault.REFUSED,  # not_null_violation
+    "23514": Fault.REFUSED,  # check_violation
     "42P01": Fault.NO_TABLE,  # undefined_table
     "42703": Fault.NO_COLUMN,  # undefined_column
     "3D000": Fault.NO_DATABASE,  # invalid_catalog_name
@@ -88,10 +97,15 @@ MYSQL_CODES = {
     1142: Fault.NO_RIGHT,  # command denied to user for table
     1143: Fault.NO_RIGHT,  # command denied to user for column
     1227: Fault.NO_RIGHT,  # a privilege of the whole server is needed
+    1048: Fault.REFUSED,  # column cannot be null
+    1153: Fault.REFUSED,  # larger than max_allowed_packet; the server then closes the connection
     1264: Fault.REFUSED,  # out of range value for column
     1300: Fault.REFUSED,  # invalid character string
+    1364: Fault.REFUSED,  # field does not have a default value
     1366: Fault.REFUSED,  # incorrect string value for column
     1406: Fault.REFUSED,  # data too long for column
+    3819: Fault.REFUSED,  # a CHECK constraint is violated, MySQL
+    4025: Fault.REFUSED,  # a CHECK constraint is violated, MariaDB
     1053: Fault.GONE,  # server shutdown in progress
     1290: Fault.GONE,  # --read-only: this was the primary before a failover
     1836: Fault.GONE,  # running in read-only mode
@@ -104,8 +118,15 @@ MYSQL_CODES = {
 }
 
 # The low byte of https://www.sqlite.org/rescode.html
-SQLITE_CODES = {5: Fault.AGAIN, 6: Fault.AGAIN, 18: Fault.REFUSED}  # BUSY, LOCKED, TOOBIG
+SQLITE_CODES = {
+    5: Fault.AGAIN,  # BUSY
+    6: Fault.AGAIN,  # LOCKED
+    11: Fault.DAMAGED,  # CORRUPT
+    18: Fault.REFUSED,  # TOOBIG
+    26: Fault.DAMAGED,  # NOTADB
+}
 SQLITE_TAKEN = (1555, 2067)  # CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE
+SQLITE_REFUSED = (275, 1299)  # CONSTRAINT_CHECK, CONSTRAINT_NOTNULL
 
 # Six tries with these pauses give a deadlock storm a good second to pass.
 TRIES = 6
@@ -159,6 +180,8 @@ def _sqlite_fault(error: Any) -> Fault:
     code: int = error.sqlite_errorcode
     if code in SQLITE_TAKEN:
         return Fault.TAKEN
+    if code in SQLITE_REFUSED:
+        return Fault.REFUSED
     if "no such table" in str(error):
         return Fault.NO_TABLE
     if "no such column" in str(error) or "has no column named" in str(error):
@@ -244,6 +267,10 @@ def _told(where: str, fault: Fault, said: str) -> SemelError:
             return SettingsError(
                 f"{where} refuses a value, and sending it again would not help: {said}; "
                 "`semel db check URL` reports columns that are not as they should be"
+            )
+        case Fault.DAMAGED:
+            return DamagedStoreError(
+                f"{where} is damaged: {said}. Nothing was run. Restore the file from a backup"
             )
         case Fault.LOCKED:
             return StoreUnavailableError(

@@ -19,7 +19,9 @@ from typing import Any
 
 from semel.errors import CorruptRecordError
 from semel.stores import rules
-from semel.stores.rules import Operation, Row, key_of
+from semel.stores.rules import Noting, Operation, Row, key_of
+from semel.stores.sql import limits
+from semel.stores.sql.dialects import Dialect
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
 from semel.stores.sql.rows import COLUMNS, row_of, stored_text, values_of
@@ -34,10 +36,19 @@ TURNS = 4
 LATER = ["response", "body", "outcome", "status_code", "steps", "past", "error", "completed_at"]
 NEW = tuple(c for c in COLUMNS if c not in LATER)
 NEW_AT = tuple(COLUMNS.index(c) for c in NEW)
-SETS = ", ".join(f"{c} = {{json}}" if c == "response" else f"{c} = ?" for c in COLUMNS[1:])
 UNCHANGED = "id = ? AND attempt = ? AND fence = ? AND state = ? AND lease_until = ?"
-UPDATE = f"UPDATE idempotency SET {SETS} WHERE {UNCHANGED}"  # noqa: S608
+STEPS_AT = COLUMNS.index("steps")
 DELETE = f"DELETE FROM idempotency WHERE {UNCHANGED}"  # noqa: S608
+
+
+def _updating(columns: Sequence[str]) -> str:
+    sets = ", ".join(f"{c} = {{json}}" if c == "response" else f"{c} = ?" for c in columns)
+    return f"UPDATE idempotency SET {sets} WHERE {UNCHANGED}"  # noqa: S608
+
+
+UPDATE = _updating(COLUMNS[1:])
+# Steps can nearly fill a packet: beside them there may be no room for a result or an error.
+UPDATE_BUT_STEPS = _updating([c for c in COLUMNS[1:] if c != "steps"])
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -107,8 +118,12 @@ async def insert(link: Link, rows: Sequence[Row]) -> bool:
 
 async def update(link: Link, before: Row, after: Row) -> bool:
     """Write the row if it is still as it was."""
-    params = [*values_of(after, link.dialect)[1:], *unchanged(before, link)]
-    return await link.change(link.dialect.at_once + UPDATE, params) == 1
+    statement, values = UPDATE, values_of(after, link.dialect)
+    if after.steps == before.steps:
+        statement = UPDATE_BUT_STEPS
+        del values[STEPS_AT]
+    params = [*values[1:], *unchanged(before, link)]
+    return await link.change(link.dialect.at_once + statement, params) == 1
 
 
 async def delete(link: Link, row: Row) -> bool:
@@ -184,9 +199,10 @@ async def _write_all(link: Link, new: Sequence[Row], old: Sequence[tuple[Row, Ro
 async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     """The answers, in order; `AGAIN` for those that met somebody else too often."""
     ids = sorted({key_of(op).id for op in ops})
+    most = await limits.packet(link)
     for _ in range(TURNS):
         now_us, found = await read(link, ids)
-        answers, after = decide(ops, found, now_us)
+        answers, after = decide(ops, found, now_us, link.dialect, most)
         before = {id: row for id, row in found.items() if isinstance(row, Row)}
         locked = await write(link, before, after)
         if locked is not None:
@@ -198,9 +214,16 @@ async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
 
 
 def decide(
-    ops: Sequence[Operation], found: dict[bytes, Row | Exception], now_us: int
+    ops: Sequence[Operation],
+    found: dict[bytes, Row | Exception],
+    now_us: int,
+    dialect: Dialect,
+    most: int | None,
 ) -> tuple[list[Any], dict[bytes, Row]]:
-    """What each operation is answered, one after another, and the rows to write."""
+    """What each operation is answered, one after another, and the rows to write.
+
+    A step whose row does not fit into `most` bytes is refused, and its row is not written.
+    """
     answers: list[Any] = []
     after: dict[bytes, Row] = {}
     for op in ops:
@@ -210,7 +233,10 @@ def decide(
             answers.append(row)
             continue
         answer, changed = rules.apply(row, op, now_us)
-        answers.append(answer)
-        if changed is not None:
+        refused = None
+        if most is not None and changed is not None and isinstance(op, Noting):
+            refused = limits.refusal(op, values_of(changed, dialect), most)
+        answers.append(refused or answer)
+        if changed is not None and refused is None:
             after[id] = changed
     return answers, after

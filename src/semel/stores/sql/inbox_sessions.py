@@ -41,6 +41,7 @@ from semel.stores.sql.endings import is_lost, refuse_driver_autocommit, refuse_l
 from semel.stores.sql.faults import Fault, fault_of
 from semel.stores.sql.links import Link
 from semel.stores.sql.pooler import PSYCOPG, prepare_connections
+from semel.stores.sqlite_file import DatabaseFile
 
 GONE = Fault.GONE
 
@@ -165,9 +166,15 @@ class Work:
     """One transaction: handlers' effects and the inbox' own rows."""
 
     def __init__(
-        self, session: AnySession, colour: Colour, home: asyncio.AbstractEventLoop | None
+        self,
+        session: AnySession,
+        colour: Colour,
+        home: asyncio.AbstractEventLoop | None,
+        file: DatabaseFile | None,
     ) -> None:
         self.session = session
+        self._file = file
+        self._info: dict[Any, Any] = {}
         self._colour = colour
         self._home = home
         sync = session.sync_session if isinstance(session, AsyncSession) else session
@@ -204,6 +211,7 @@ class Work:
                 "factory whose sessions have a bind"
             ) from error
         self.link = bound_link(self._connection)
+        self._info = self._sync_connection.info
         match self.link.dialect.name:
             case "sqlite":
                 # A transaction that reads first and then writes can fail in the middle.
@@ -211,6 +219,7 @@ class Work:
                 if not driver.in_transaction:
                     await self.link.change(self.link.dialect.begin)
                     self._is_only_writer = True
+                self._check_file()
             case "mysql" if idle_s is not None:
                 await self._limit(idle_s)
         refuse_driver_autocommit(
@@ -297,8 +306,14 @@ class Work:
             refuse_lost(self._sync_connection)
 
     async def commit(self) -> None:
+        """Commit; raise `DamagedStoreError` if that went to a SQLite file that was replaced."""
         with self._watch.open():
             await failing(self.session.commit)
+        self._check_file()
+
+    def _check_file(self) -> None:
+        if self._file is not None:
+            lines.check_file(self._file, self._info)
 
     async def close(self) -> None:
         """Let go; what was not committed is rolled back."""
@@ -329,10 +344,13 @@ class Sessions:
         self.idle_s = idle_s
         self._factory = factory
         self._colour = colour
+        self._file = lines.file_of(
+            engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        )
 
     @asynccontextmanager
     async def open(self, home: asyncio.AbstractEventLoop | None = None) -> AsyncIterator[Work]:
-        work = Work(self._new(), self._colour, home)
+        work = Work(self._new(), self._colour, home, self._file)
         try:
             yield work
         except BaseException as error:

@@ -42,7 +42,10 @@ async def perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     try:
         return await _perform(link, ops)
     except Exception as error:
-        if fault_of(error) is not Fault.REFUSED:
+        fault = fault_of(error)
+        if fault in {Fault.REFUSED, Fault.GONE}:
+            link.dialect.packet = None  # may be lower by now: read it again
+        if fault is not Fault.REFUSED:
             raise
         if len(ops) > 1:
             return [await _perform_alone(link, op) for op in ops]
@@ -75,19 +78,8 @@ def _without_result(op: Operation, error: Exception) -> Operation:
 async def _perform(link: Link, ops: Sequence[Operation]) -> list[Any]:
     most = await limits.packet(link)
     if most is not None:
-        return await _perform_within(link, ops, most)
+        ops = [limits.fitting(op, most) if isinstance(op, Completing) else op for op in ops]
     return await _perform_pieces(link, ops, most)
-
-
-async def _perform_within(link: Link, ops: Sequence[Operation], most: int) -> list[Any]:
-    """The same where a statement must not be larger than `most`."""
-    answers: list[Any] = [limits.refusal(op, most) for op in ops]
-    sent = [i for i, refused in enumerate(answers) if refused is None]
-    fit = [ops[i] for i in sent]
-    fit = [limits.fitting(op, most) if isinstance(op, Completing) else op for op in fit]
-    for i, answer in zip(sent, await _perform_pieces(link, fit, most), strict=True):
-        answers[i] = answer
-    return answers
 
 
 async def _perform_pieces(link: Link, ops: Sequence[Operation], most: int | None) -> list[Any]:

@@ -1,9 +1,9 @@
 """What fits into one statement.
 
-MariaDB and MySQL hang up on whoever sends a packet larger than `max_allowed_packet`, which looks
-like an outage and would be tried again until the lease is over. So nothing that large is sent: a
-batch is cut into pieces, a result that fits into no statement is recorded as lost, for it has
-happened, and a step that fits into none is refused.
+MariaDB and MySQL close the connection after a packet larger than `max_allowed_packet`, which can
+look like an outage and would be retried until the lease is over. So nothing that large is sent: a
+batch is cut into pieces, and a result that fits into no statement is recorded as lost, because the
+call has happened. A step is refused if it and the steps before it do not fit into one statement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from semel.errors import StoreUnavailableError
-from semel.stores.rules import Claiming, Completing, Noting, Operation, key_of
+from semel.stores.rules import Claiming, Completing, Noting, Operation
 from semel.stores.sql.links import Link
 from semel.values import Outcome
 
@@ -27,16 +27,26 @@ BATCH_BYTES = 4 * 1024 * 1024
 # What goes with the values of one operation: its share of the statement, its id, attempt, times.
 AROUND_BYTES = 1024
 
-# Bytes that a MySQL driver writes as two.
+# The share of a packet that only small steps may use: one eighth, 2 MiB of MariaDB's 16 MiB.
+# Without it, a lost step could not be recorded after steps that fill the packet.
+SMALL_STEP_BYTES = 128
+RESERVED_SHARE = 8
+
+# Characters of a text that a MySQL driver writes as two.
 ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
 
 
 async def packet(link: Link) -> int | None:
-    """The most that one statement may have, read once per engine; None where there is no limit."""
+    """Return the most bytes of one statement; None where there is no limit.
+
+    It is read once per engine, and again after an error that a lower limit may have caused.
+    """
     dialect = link.dialect
-    if dialect.name == "mysql" and dialect.packet is None:
-        ((dialect.packet,),) = await link.fetch("SELECT @@max_allowed_packet")
-    return dialect.packet
+    most = dialect.packet
+    if dialect.name == "mysql" and most is None:
+        ((most,),) = await link.fetch("SELECT @@max_allowed_packet")
+        dialect.packet = most
+    return most
 
 
 def weight(op: Operation) -> int:
@@ -65,9 +75,8 @@ def chunks(
 
 
 def too_large(data: bytes, most: int | None) -> bool:
-    if most is None or 2 * len(data) + AROUND_BYTES <= most:
-        return False
-    return len(data) + sum(map(data.count, ESCAPED)) + AROUND_BYTES > most
+    """Return whether these bytes may not fit: PyMySQL sends two hex digits for each of them."""
+    return most is not None and 2 * len(data) + AROUND_BYTES > most
 
 
 def fitting(op: Completing, most: int | None) -> Completing:
@@ -77,8 +86,8 @@ def fitting(op: Completing, most: int | None) -> Completing:
         return op
     return lost(
         op,
-        f"its result of {len(data):,} bytes does not fit into max_allowed_packet ({most:,} bytes) "
-        "of the database",
+        f"its result of {len(data):,} bytes, which can take two each in a statement, does not fit "
+        f"into max_allowed_packet ({most:,} bytes) of the database",
     )
 
 
@@ -93,13 +102,26 @@ def lost(op: Completing, why: str) -> Completing:
     return Completing(op.claim, Outcome("lost", why.encode(), op.outcome.status))
 
 
-def refusal(op: Operation, most: int | None) -> StoreUnavailableError | None:
-    """Why this cannot be carried out, however often it is tried."""
-    if not isinstance(op, Noting) or most is None or weight(op) <= most:
+def refusal(op: Noting, values: Sequence[Any], most: int) -> StoreUnavailableError | None:
+    """Return why a step cannot be recorded, or None. `values`: its row's, all steps included."""
+    room = most if len(op.data) <= SMALL_STEP_BYTES else most - most // RESERVED_SHARE
+    if _sent_bytes(values) <= room:
         return None
     return StoreUnavailableError(
-        f"the step {op.name!r} of key {key_of(op).text!r} has {len(op.data):,} bytes, which does "
-        f"not fit into max_allowed_packet ({most:,} bytes) of the database; record less, or raise "
-        "that setting",
+        f"the step {op.name!r} of key {op.claim.key.text!r} has {len(op.data):,} bytes, which does "
+        "not fit, together with the steps before it and room for later ones, into "
+        f"max_allowed_packet ({most:,} bytes) of the database; record less, or raise that setting",
         again=False,
     )
+
+
+def _sent_bytes(values: Sequence[Any]) -> int:
+    """Return the most bytes that a statement with these values has."""
+    return 2 * AROUND_BYTES + sum(map(_sent_as, values))
+
+
+def _sent_as(value: Any) -> int:
+    if isinstance(value, str):
+        text = value.encode()
+        return len(text) + sum(map(text.count, ESCAPED))
+    return 2 * len(value) if isinstance(value, bytes) else 0

@@ -41,15 +41,15 @@ from semel.stores.sql.pooler import (
     without_option,
 )
 from semel.stores.sql.url_options import refuse_unknown
-from semel.stores.sqlite_file import DatabaseFile
+from semel.stores.sqlite_file import DatabaseFile, gate
 
 T = TypeVar("T")
 Work = Callable[[Link], Awaitable[T]]
 
 MEMORY = ":memory:"
 
-# Where a connection's `info` keeps the identity of the SQLite write-ahead log that it has open.
-WAL = "semel.wal"
+# Where a connection's `info` keeps the `OpenLog` of its SQLite file.
+LOG = "semel.log"
 
 # How long to wait for a connection to be made before the store counts as unavailable.
 CONNECT_WITHIN_S = 10
@@ -102,6 +102,8 @@ def parse(text: str) -> URL:
             "an SQLite database in memory belongs to one connection; write sqlite:///path.db, "
             "or use MemoryStore()"
         )
+    if url.get_backend_name() == "sqlite":
+        url = url.set(database=_file_path(str(url.database)))
     if url.get_backend_name() == "sqlite" and url.query:
         raise SettingsError(
             f"the URL of a SQLite file has no option {next(iter(url.query))!r}; for settings of "
@@ -110,6 +112,13 @@ def parse(text: str) -> URL:
     url = url.set(drivername=url.get_backend_name())
     refuse_unknown(url, _installed_drivers(url))
     return url
+
+
+def _file_path(path: str) -> str:
+    """Return the path as it is meant here and now: each engine would resolve it when it opens."""
+    if path.startswith("file:"):
+        raise SettingsError(f"{path!r} is not a path; write sqlite+pysqlite:///path.db")
+    return os.path.abspath(path)  # noqa: PTH100 - SQLAlchemy uses it, too
 
 
 def _installed_drivers(url: URL) -> list[str]:
@@ -188,7 +197,7 @@ SESSIONS = {
 def open_engine(url: URL) -> sa.Engine:
     full = with_driver(url, "sync")
     engine = sa.create_engine(full, poolclass=NullPool, **_settings(url, full))
-    create_on_connect(engine)
+    create_on_connect(engine, closed_before_fork=True)
     _on_connect(engine, url)
     return engine
 
@@ -212,11 +221,44 @@ def _settings(url: URL, full: URL) -> dict[str, Any]:
     }
 
 
-def create_on_connect(engine: sa.Engine) -> None:
-    """Create the SQLite file, accessible to its owner only, before our engine connects to it."""
+def create_on_connect(engine: sa.Engine, *, closed_before_fork: bool = False) -> None:
+    """Create the SQLite file, accessible to its owner only, before our engine connects to it.
+
+    Our sync connections are opened and closed within the gate, so not during a fork. With
+    `closed_before_fork` a fork also waits until all of them are closed.
+    """
     path = sqlite_path(engine)
-    if path is not None:
-        event.listen(engine, "do_connect", lambda *_: sqlite_file.create(os.path.realpath(path)))
+    if path is None:
+        return
+    dialect = engine.dialect
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_: Any, __: Any, args: Any, settings: Any) -> Any:
+        sqlite_file.create(os.path.realpath(path))
+        if dialect.is_async:  # it connects in a thread of its own
+            return None
+        with gate.lock:
+            connection = dialect.connect(*args, **settings)
+            if closed_before_fork:
+                opened[connection] = id(engine)
+            return connection
+
+    if not dialect.is_async:
+        close = dialect.do_close
+
+        def do_close(connection: Any) -> None:
+            with gate.lock:
+                close(connection)
+                opened.pop(connection, None)
+
+        dialect.do_close = do_close  # type: ignore[method-assign, assignment]
+
+
+opened: dict[Any, int] = {}
+"""The connections to SQLite files that a `SyncLines` of our own has open, with their engine's id.
+
+A fork looks here, and not at the stores: one that is being collected has open connections, too.
+"""
 
 
 def sqlite_path(engine: sa.Engine) -> str | None:
@@ -298,6 +340,33 @@ def _undressed(dbapi: Any) -> tuple[type[Exception], ...]:
     return () if asyncpg is None else (asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
+def file_of(engine: sa.Engine) -> DatabaseFile | None:
+    """Return the engine's SQLite file, whose connections are compared with it from now on."""
+    path = sqlite_path(engine)
+    if path is None:
+        return None
+    if not event.contains(engine, "close", _forget_log):
+        event.listen(engine, "close", _forget_log)
+    return DatabaseFile(path)
+
+
+def check_file(file: DatabaseFile, info: dict[Any, Any]) -> None:
+    """Raise `DamagedStoreError` if the SQLite file was deleted or replaced while open.
+
+    `info` is that of a connection that was just used.
+    """
+    log = info.get(LOG)
+    file.check(log)
+    if log is None:  # an engine of the application's may use another journal mode
+        info[LOG] = file.open_log()
+
+
+def _forget_log(_: Any, record: Any) -> None:
+    log = record.info.pop(LOG, None)
+    if log is not None:
+        log.close()
+
+
 class _Engine:
     """What the links of one engine have in common."""
 
@@ -305,8 +374,7 @@ class _Engine:
         self.engine = engine
         self._own = own
         self.where = place(engine.url)
-        path = sqlite_path(engine)
-        self.file = None if path is None else DatabaseFile(path)
+        self.file = file_of(engine)
         self.is_psycopg = engine.dialect.driver in {"psycopg", "psycopg_async"}
         style = "psycopg" if self.is_psycopg else engine.dialect.paramstyle
         self.dialect = dialect_named(engine.dialect.name, style)
@@ -340,12 +408,8 @@ class _Engine:
         return self.engine.dialect.is_disconnect(error, dbapi, None)  # type: ignore[arg-type]
 
     def check_file(self, connection: sa.Connection) -> None:
-        """Raise `DamagedStoreError` if the SQLite file was deleted or replaced while open."""
         if self.file is not None:
-            wal = connection.info.get(WAL)
-            self.file.check(wal)
-            if wal is None:  # an engine of the application's may use another journal mode
-                connection.info[WAL] = sqlite_file.identity_of(self.file.wal_path)
+            check_file(self.file, connection.info)
 
 
 async def in_time(work: Work[T], link: Link, colour: Colour) -> T:
@@ -393,9 +457,11 @@ class _Shelf:
             while True:
                 found.append(self._places.get_nowait())
         for kept in found:
-            self._places.put(None)
-            if kept is not None:
-                kept[0].close()
+            try:
+                if kept is not None:
+                    kept[0].close()
+            finally:
+                self._places.put(None)  # not sooner: before a fork, a place is a closed link
 
     def close_all(self, within_s: float) -> int:
         """Take every place and close every link; return how many places were taken in time.

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
+from semel.colour import after_fork
 from semel.errors import DamagedStoreError, StoreUnavailableError
 from semel.stores import sqlite_file
-from semel.stores.sqlite_file import DatabaseFile, Identity, unavailable
+from semel.stores.sqlite_file import DatabaseFile, Identity, OpenLog, gate, unavailable
 
 T = TypeVar("T")
 Values: TypeAlias = tuple[Any, ...]
@@ -61,11 +62,11 @@ def connections_to(path: str) -> Connections:
 class _Cursor(sqlite3.Cursor):
     """The cursor by which a connection is kept. `era`: how often the store was closed before.
 
-    `wal` identifies the write-ahead log that the connection has open, once that is known.
+    `log` is the write-ahead log that the connection has open, once that is known.
     """
 
     era = 0
-    wal: Identity | None = None
+    log: OpenLog | None = None
 
 
 class Connections:
@@ -80,17 +81,10 @@ class Connections:
     def __init__(self, path: str) -> None:
         self._file = DatabaseFile(path)
         self.path = self._file.real_path
-        self._idle: list[_Cursor] = []
-        self._open: weakref.WeakSet[_Cursor] = weakref.WeakSet()
+        self._pool = _Pool(self.path)
+        self._idle = self._pool.idle
         self._era = 0
-        self._broken = False
-        self._reset()
-        _all.add(self)
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self.writing = _writer_lock(sqlite_file.identity_of(self.path))
-        self._opening = threading.Lock()
+        weakref.finalize(self, self._pool.retire).atexit = False
 
     # --- use
 
@@ -119,9 +113,9 @@ class Connections:
         cursor = self._take()
         try:
             result = work(cursor.connection)
-            if cursor.wal is None:
+            if cursor.log is None:
                 self._learn_log(cursor)
-            self._file.check(cursor.wal)
+            self._file.check(cursor.log)
             return result
         except ERRORS as error:
             raise self._reported(error) from error
@@ -142,7 +136,7 @@ class Connections:
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; what it returns is returned when that is on disk."""
         taken: list[bool] = []
-        writing = self.writing
+        writing = self._pool.writing
         try:
             # Taking the lock and noting it is one step, in C: a signal handler that raises in
             # between would leave it taken for ever.
@@ -177,21 +171,15 @@ class Connections:
                 cursor.connection.rollback()
         self._idle.append(cursor)
         if cursor.era != self._era:  # closed meanwhile
-            self._drain()
+            self._pool.drain()
 
     def _new(self) -> _Cursor:
-        with self._opening:
-            if self._broken:
-                raise unavailable(
-                    self.path,
-                    "this process was forked while the file was in use, which breaks SQLite's "
-                    "locks; open the store after the fork",
-                )
+        with self._pool.opening, gate.lock:
             sqlite_file.refuse_unsafe(self.path)
             # mode=rw: a file that was deleted meanwhile is an error, not an empty ledger.
             cursor = self._connect(f"file:{quote(self.path)}?mode=rw").cursor(_Cursor)
             cursor.era = self._era
-            self._open.add(cursor)
+            self._pool.open.add(cursor)
         try:
             self._learn_log(cursor)
         except BaseException as error:
@@ -209,7 +197,7 @@ class Connections:
         """
         cursor.execute("PRAGMA schema_version").fetchone()
         if cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-            cursor.wal = self._file.log()
+            cursor.log = self._file.open_log(in_wal_mode=True)
 
     def _connect(self, target: str) -> sqlite3.Connection:
         try:
@@ -229,47 +217,68 @@ class Connections:
     def close(self) -> None:
         """Close what is idle now, and the rest when it comes back."""
         self._era += 1
-        self._open = weakref.WeakSet()
-        self._drain()
+        self._pool.drain()
 
-    def _drain(self) -> None:
-        with contextlib.suppress(IndexError):
+
+class _Pool:
+    """The open connections of one `Connections`.
+
+    It outlives a `Connections` that is garbage, until its connections are closed: a fork at that
+    moment has to find them.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.idle: list[_Cursor] = []
+        self.open: weakref.WeakSet[_Cursor] = weakref.WeakSet()
+        self._reset()
+        _pools.add(self)
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self.writing = _writer_lock(sqlite_file.identity_of(self.path))
+        self.opening = threading.Lock()
+
+    def drain(self) -> None:
+        """Close what is idle. Each connection is in `open` until it is closed: a fork waits."""
+        with gate.lock, contextlib.suppress(IndexError):
             while True:
-                cursor = self._idle.pop()
-                self._open.discard(cursor)
+                cursor = self.idle.pop()
+                if cursor.log is not None:
+                    cursor.log.close()
                 cursor.connection.close()
+                self.open.discard(cursor)
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if ending():  # our own module may be empty by now, and the process takes the rest
-            return
+    def retire(self) -> None:
+        """Close everything: the `Connections` is garbage, so nothing is in use."""
         if self._pid == os.getpid():
-            self._drain()
+            self.drain()
         else:
-            _inherited.extend(self._idle)
-
-    # --- fork
+            _inherited.extend(self.idle)
+        _pools.discard(self)
 
     def before_fork(self) -> None:
         """Close every connection; wait up to `FORK_WAIT_S` seconds for those in use.
 
         `_Fork` holds the writer lock, so no write is under way.
         """
-        self._opening.acquire()
+        self.opening.acquire()
         deadline = time.monotonic() + FORK_WAIT_S
-        self._drain()
-        while self._open and time.monotonic() < deadline:
+        self.drain()
+        while self.open and time.monotonic() < deadline:
             time.sleep(0.001)
-            self._drain()
+            self.drain()
 
     def after_fork_in_parent(self) -> None:
-        self._opening.release()
+        self.opening.release()
 
     def after_fork_in_child(self) -> None:
         self._reset()
         # Not put away in time, or forked by something that does not ask Python first.
-        self._broken = bool(self._open)
-        _inherited.extend(self._idle)
-        self._idle.clear()
+        if self.open:
+            sqlite_file.mark_inherited(self.path)
+        _inherited.extend(self.idle)
+        self.idle.clear()
 
 
 class OneConnection(Connections):
@@ -280,6 +289,7 @@ class OneConnection(Connections):
         super().__init__(MEMORY)
         self.path = MEMORY
         self._only: sqlite3.Connection | None = self._connect(MEMORY)
+        _in_memory.add(self)
 
     def select(self, sql: str, values: Values) -> Values | None:
         found: Values | None = self.read(lambda c: c.execute(sql, values).fetchone())
@@ -312,7 +322,6 @@ class OneConnection(Connections):
 
     def after_fork_in_child(self) -> None:
         """The child has a copy of its own; there are no file locks to break."""
-        self.writing = threading.Lock()
         self._turn = threading.Lock()
 
 
@@ -330,7 +339,8 @@ def transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection]
 
 # Connections of a parent that forked behind Python's back: not even to be closed.
 _inherited: list[_Cursor] = []
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+_pools: set[_Pool] = set()
+_in_memory: weakref.WeakSet[OneConnection] = weakref.WeakSet()
 
 _writer_locks: weakref.WeakValueDictionary[Identity, threading.Lock] = weakref.WeakValueDictionary()
 """One lock per open file, by device and inode: a path can be spelled in many ways."""
@@ -345,41 +355,39 @@ class _Fork:
     """Closes the connections before a fork, and lets both sides open theirs afterwards."""
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
-        self._stopped: list[Connections] = []
-        self._locks: list[threading.Lock] = []
+        self._stopped: set[_Pool | OneConnection] = set()
+        self._locks: set[threading.Lock] = set()
 
-    def before(self) -> None:
-        self._one_at_a_time.acquire()
-        every = list(_all)
-        for lock in {id(each.writing): each.writing for each in every}.values():
-            lock.acquire()
-            self._locks.append(lock)
-        for each in every:
-            each.before_fork()
-            self._stopped.append(each)
+    def stop(self) -> None:
+        for pool in _pools - self._stopped:
+            if pool.writing not in self._locks:
+                pool.writing.acquire()
+                self._locks.add(pool.writing)
+            pool.before_fork()
+            self._stopped.add(pool)
+        for memory in set(_in_memory) - self._stopped:
+            memory.before_fork()
+            self._stopped.add(memory)
 
-    def after_in_parent(self) -> None:
+    def is_stopped(self) -> bool:
+        return not _pools - self._stopped
+
+    def resume(self) -> None:
         while self._stopped:
             self._stopped.pop().after_fork_in_parent()
         while self._locks:
             self._locks.pop().release()
-        self._one_at_a_time.release()
 
     def after_in_child(self) -> None:
         self._stopped.clear()
         self._locks.clear()
-        self._one_at_a_time = threading.Lock()
         _writer_locks.clear()
-        for each in list(_all):
-            each.after_fork_in_child()
+        for pool in list(_pools):
+            pool.after_fork_in_child()
+        for memory in list(_in_memory):
+            memory.after_fork_in_child()
 
 
 _fork = _Fork()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_fork.before,
-        after_in_parent=_fork.after_in_parent,
-        after_in_child=_fork.after_in_child,
-    )
+gate.kinds.append(_fork)
+after_fork(_fork.after_in_child)
