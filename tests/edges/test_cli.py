@@ -996,6 +996,14 @@ def test_redaction(text, url, shown):
     assert show.redact(text, url) == shown
 
 
+@pytest.mark.parametrize("part", ["a", "a.b+", "://", "a://", "a://b:", "a://b:@", "?token", "&-"])
+def test_redaction_of_a_long_text_takes_linear_time(part):
+    text = part * (1 << 17)
+    begun = time.perf_counter()
+    show.redact(f"{text} {text}@", "redis://:secret@localhost")
+    assert time.perf_counter() - begun < 2
+
+
 # --- as a process -------------------------------------------------------------------------------
 
 

@@ -402,6 +402,30 @@ async def test_an_empty_tenant_is_refused_and_nothing_is_run(store, shop, tenant
     assert not store.line.count
 
 
+async def _tenant():
+    return "shop"
+
+
+@pytest.mark.parametrize(
+    "undecided",
+    [
+        pytest.param(_tenant, id="a coroutine"),
+        pytest.param(lambda: asyncio.get_running_loop().create_future(), id="a future"),
+        pytest.param(lambda: Refusal(Response(401, (), b"")), id="a returned refusal"),
+        pytest.param(lambda: PermissionError("no"), id="a returned error"),
+        pytest.param(lambda: NotImplemented, id="NotImplemented"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+async def test_answer_of_scope_that_decides_nothing_is_refused(store, shop, undecided):
+    async def later(request):
+        return undecided()
+
+    answer = await ask(IdempotencyMiddleware(shop, store=store, scope=later), key="k")
+    assert (answer.status, answer.problem) == (403, "tenant-missing")
+    assert shop.runs == 0
+
+
 @pytest.mark.parametrize("tenant", [7, True, b"shop"])
 async def test_a_tenant_that_is_no_text_is_an_error_and_nothing_is_run(store, shop, tenant):
     app = IdempotencyMiddleware(shop, store=store, scope=lambda _: tenant)

@@ -10,10 +10,15 @@ from urllib.parse import urlsplit
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from semel.cli import connections
 from semel.cli import serving as cli_serving
-from semel.cli.connections import Waiting, bounded
+from semel.cli.connections import Waiting, bounded, frames_bounded
+from semel.http.sse import Gateway, abortable
+from semel.http.sse.visit import IS_STREAM
 from semel.http.ws import Limits, RoomDoor
+from semel.http.ws.direct import line_of
 from semel.rooms import Rooms
 from semel.stores import MemoryStore
 from support.process import HOST
@@ -37,9 +42,11 @@ def kind(request):
 
 
 @contextlib.asynccontextmanager
-async def bounded_server(kind, head_timeout_s, connections=10, per_address=100):
+async def bounded_server(kind, head_timeout_s, connections=10, per_address=100, app=app):
     waiting = Waiting(connections, per_address, head_timeout_s)
     settings = {"buffer": 16 << 10, "timeout_keep_alive": min(5, head_timeout_s)}
+    settings["ws"] = frames_bounded(WebSocketsSansIOProtocol, waiting)
+    settings["ws_per_message_deflate"] = False
     async with serving(app, bounded(kind, waiting), **settings) as (url, server):
         yield urlsplit(url).port, server, waiting
 
@@ -81,6 +88,81 @@ async def test_a_client_that_takes_no_byte_of_a_response_is_cut(kind, header):
         await until(lambda: server.server_state.total_requests == 1)
         await until(lambda: not server.server_state.connections, within_s=5)
         assert len(waiting) == 0
+
+
+async def test_client_that_sends_a_second_request_and_reads_no_response_is_cut(kind, caplog):
+    async with (
+        bounded_server(kind, 0.3) as (port, server, waiting),
+        client(port, REQUEST % b"") as line,
+    ):
+        await until(lambda: server.server_state.total_requests == 1)
+        await asyncio.get_running_loop().sock_sendall(line, REQUEST % b"")
+        await until(lambda: not server.server_state.connections, within_s=5)
+        assert len(waiting) == 0
+    assert "has read nothing of a response for 0.3 s" in caplog.text
+
+
+async def test_client_that_pipelines_requests_and_reads_no_response_is_cut(kind):
+    async with bounded_server(kind, 0.3) as (port, server, _), client(port, 3 * (REQUEST % b"")):
+        await until(lambda: server.server_state.connections)
+        await until(lambda: not server.server_state.connections, within_s=5)
+
+
+async def test_client_that_pipelines_requests_and_reads_slowly_is_not_cut(kind):
+    last = REQUEST % b"Connection: close\r\n"
+    async with (
+        bounded_server(kind, 0.3) as (port, _, waiting),
+        client(port, REQUEST % b"" + last) as line,
+    ):
+        assert await received(line) > 2 * len(BODY)
+        assert len(waiting) == 0
+
+
+async def test_stream_that_is_not_read_outlives_the_head_timeout(kind):
+    """The gateway has limits of its own for the viewers of a stream."""
+
+    async def streaming(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope[IS_STREAM] = True
+        await send({"type": "http.response.body", "body": BODY, "more_body": True})
+        await send({"type": "http.response.body", "body": BODY})
+
+    async with (
+        bounded_server(kind, 0.2, app=streaming) as (port, server, waiting),
+        client(port, REQUEST % b"Connection: close\r\n") as line,
+    ):
+        await asyncio.sleep(1)
+        assert (len(server.server_state.connections), len(waiting)) == (1, 0)
+        assert await received(line) > 2 * len(BODY)
+
+
+async def test_stream_of_a_gateway_is_marked_as_a_stream(kind):
+    gateway = Gateway(MemoryStore(), unknown="wait")
+    asking = b"GET /7 HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
+    async with (
+        bounded_server(kind, 60, app=abortable(gateway)) as (port, server, _),
+        client(port, asking) as line,
+    ):
+        assert await asyncio.get_running_loop().sock_recv(line, 12) == b"HTTP/1.1 200"
+        [protocol] = server.server_state.connections
+        assert protocol.cycle.scope[IS_STREAM]
+    await gateway.aclose()
+
+
+async def test_the_address_with_most_waiting_connections_makes_room(kind):
+    half = b"GET / HTTP/1.1\r\n"
+    loop = asyncio.get_running_loop()
+    async with (
+        bounded_server(kind, 60, connections=10) as (port, server, waiting),
+        client(port, half) as honest,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await until(lambda: len(waiting) == 1)
+        for n in range(60):
+            await stack.enter_async_context(client(port, half, source="127.0.0.2"))
+            await until(lambda n=n: len(server.server_state.connections) == min(n + 2, 26))
+        await loop.sock_sendall(honest, b"Host: x\r\n\r\n")
+        assert await loop.sock_recv(honest, 12) == b"HTTP/1.1 200"
 
 
 async def test_the_connection_that_has_waited_longest_makes_room(kind):
@@ -158,6 +240,128 @@ async def test_a_flood_of_pings_whose_pongs_are_not_read_is_cut():
                 await asyncio.get_running_loop().sock_sendall(line, PINGS)
         await until(lambda: not server.server_state.connections, within_s=10)
         assert door.status().closed == {"slow": 1}
+
+
+async def test_a_room_client_that_does_not_close_is_gone_after_it_was_closed(caplog):
+    """The pings come after the server's Close: nothing was unsent at that time."""
+    door = RoomDoor(
+        Rooms(MemoryStore(), Cards()), limits=Limits(join_within_s=0.1, write_within_s=2)
+    )
+    settings = {"ws": "websockets-sansio", "ws_per_message_deflate": False, "buffer": 16 << 10}
+    loop = asyncio.get_running_loop()
+    async with (
+        serving(door, **settings) as (url, server),
+        client(urlsplit(url).port, HANDSHAKE) as line,
+        client(urlsplit(url).port, HANDSHAKE + CLOSE) as other,
+    ):
+        await until(lambda: any(hasattr(each, "close_sent") for each in _of(server, line)))
+        [protocol] = _of(server, line)
+        await until(lambda: protocol.close_sent)
+        with contextlib.suppress(OSError):
+            while protocol.transport.get_write_buffer_size() < 200_000:
+                await loop.sock_sendall(line, PINGS)
+        await until(lambda: not server.server_state.connections, within_s=5)
+        await received(other)
+        await asyncio.sleep(1)
+    await door.aclose()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def _of(server, line):
+    """The server's side of a client's connection."""
+    return [
+        each for each in server.server_state.connections if each.client == line.getsockname()[:2]
+    ]
+
+
+# --- WebSocket connections of `semel rooms` -----------------------------------------------------
+
+UPGRADE = HANDSHAKE.removesuffix(b"\r\n")
+UNREADABLE = {
+    "content-length": UPGRADE + b"Content-Length: 1\r\n\r\nx",
+    "chunked": UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "130 headers": UPGRADE + b"".join(b"X-%d: y\r\n" % n for n in range(130)) + b"\r\n",
+    "a long header": UPGRADE + b"X-Long: " + b"a" * 9000 + b"\r\n\r\n",
+    "a long path": HANDSHAKE.replace(b"/", b"/" + b"7" * 9000, 1),
+}
+
+
+@contextlib.asynccontextmanager
+async def bounded_rooms(kind=HttpToolsProtocol, head_timeout_s=60):
+    """A room server with the limits of `semel rooms`."""
+    door = RoomDoor(Rooms(MemoryStore(), Cards()))
+    async with bounded_server(kind, head_timeout_s, app=door) as (port, server, waiting):
+        yield port, server, waiting
+    await door.aclose()
+
+
+@contextlib.asynccontextmanager
+async def shaken(port):
+    async with client(port, HANDSHAKE) as line:
+        head = await asyncio.get_running_loop().sock_recv(line, 4096)
+        assert head.startswith(b"HTTP/1.1 101")
+        yield line
+
+
+@pytest.mark.parametrize("sent", UNREADABLE.values(), ids=UNREADABLE)
+async def test_upgrade_that_cannot_be_parsed_is_answered_and_closed(kind, sent):
+    async with bounded_rooms(kind) as (port, server, waiting), client(port, sent) as line:
+        async with asyncio.timeout(5):
+            assert (await asyncio.get_running_loop().sock_recv(line, 12)) == b"HTTP/1.1 400"
+        await until(lambda: not server.server_state.connections)
+        assert (len(waiting), waiting._by_address) == (0, {})
+
+
+FLOODS = {
+    "pings": b"\x89\x80" + bytes(4),
+    "pongs": b"\x8a\x80" + bytes(4),
+    "texts": b"\x81\x80" + bytes(4),
+    "continuations": b"\x00\x80" + bytes(4),
+}
+BEGINNING = b"\x01\x80" + bytes(4)
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_flood_of_empty_frames_is_cut_and_logged(name, caplog):
+    loop = asyncio.get_running_loop()
+    async with bounded_rooms() as (port, server, _), shaken(port) as line:
+        await loop.sock_sendall(line, BEGINNING if name == "continuations" else b"")
+        with contextlib.suppress(OSError):
+            await loop.sock_sendall(line, FLOODS[name] * 5_000)
+        await until(lambda: not server.server_state.connections)
+    assert "WebSocket frames in a second" in caplog.text
+
+
+async def test_message_of_too_many_frames_is_cut(monkeypatch):
+    monkeypatch.setattr(connections, "MAX_FRAMES_PER_S", 10**6)
+    loop = asyncio.get_running_loop()
+    async with bounded_rooms() as (port, server, _), shaken(port) as line:
+        await loop.sock_sendall(line, BEGINNING + FLOODS["continuations"] * 1_500)
+        await until(lambda: not server.server_state.connections)
+
+
+async def test_as_many_fragmented_messages_as_a_room_accepts_at_once_are_not_cut():
+    """40 messages of 64 KB in frames of 4 KB, with a ping after each frame."""
+    part = b"\x80\xfe\x10\x00" + bytes(4) + b" " * 4096 + FLOODS["pings"]
+    message = BEGINNING + (b"\x00" + part[1:]) * 14 + part
+    loop = asyncio.get_running_loop()
+    async with bounded_rooms() as (port, server, _), shaken(port) as line:
+        reading = asyncio.ensure_future(received(line))
+        for _ in range(20):
+            await loop.sock_sendall(line, message)
+        await asyncio.sleep(1)
+        for _ in range(20):
+            await loop.sock_sendall(line, message)
+        await asyncio.sleep(0.5)
+        assert len(server.server_state.connections) == 1
+        await loop.sock_sendall(line, CLOSE)
+        await reading
+
+
+async def test_bounded_protocol_writes_past_send():
+    async with bounded_rooms() as (port, server, _), shaken(port):
+        [protocol] = server.server_state.connections
+        assert line_of(protocol.send) is not None
 
 
 @pytest.mark.parametrize(("wanted", "allowed", "warnings"), [(10, 10, 0), (500, 50, 1)])

@@ -12,6 +12,7 @@ import pytest
 
 from semel.colour import ASYNC
 from semel.errors import SettingsError
+from semel.http.sse import forbidden, unauthorised
 from semel.http.ws import Limits, RoomDoor, Spectator
 from semel.http.ws.visitor import Origins, visitor_of
 from support.rooms import ROOM, Cards, Client, acted, closed, door_to, rooms_on, seated, simulated
@@ -37,6 +38,22 @@ async def _empty(visitor, room_id):
     return ""
 
 
+async def _without_await(visitor, room_id):
+    return _empty(visitor, room_id)
+
+
+async def _future(visitor, room_id):
+    return asyncio.get_running_loop().create_future()
+
+
+async def _refusing(visitor, room_id):
+    raise unauthorised()
+
+
+def _refusing_at_once(visitor, room_id):
+    raise forbidden()
+
+
 class NoTruth:
     """As an array of numpy, or a condition of SQLAlchemy."""
 
@@ -56,6 +73,13 @@ AUTHORISE = {
     "an empty dict": (lambda visitor, room_id: {}, "UNAUTHORIZED"),
     "an empty list": (lambda visitor, room_id: [], "UNAUTHORIZED"),
     "async and empty": (_empty, "UNAUTHORIZED"),
+    "without await": (_without_await, "UNAUTHORIZED"),
+    "a future": (_future, "UNAUTHORIZED"),
+    "a returned refusal": (lambda visitor, room_id: forbidden(), "UNAUTHORIZED"),
+    "a returned error": (lambda visitor, room_id: PermissionError("no"), "UNAUTHORIZED"),
+    "NotImplemented": (lambda visitor, room_id: NotImplemented, "UNAUTHORIZED"),
+    "a raised refusal": (_refusing, "UNAUTHORIZED"),
+    "a refusal raised at once": (_refusing_at_once, "UNAUTHORIZED"),
     "no truth value": (lambda visitor, room_id: NoTruth(), "UNAVAILABLE"),
     "only another room": (lambda visitor, room_id: room_id == "t2" or None, "UNAUTHORIZED"),
     "raising": (_raising, "UNAVAILABLE"),
@@ -133,6 +157,9 @@ HOSTS = {
     "empty, and the origin is a file": (b"file://", b"", False),
     "empty, and the origin has no host": (b"https://", b"", False),
     "empty, and the origin has a host": (b"https://shop.example", b"", False),
+    "empty, and the origin has a port only": (b"http://:80", b"", False),
+    "missing, and the origin has a port only": (b"https://:443", None, False),
+    "a port, and so is the origin": (b"http://:80", b":80", False),
     "of spaces": (b"null", b"  ", False),
     "missing, and the origin is null": (b"null", None, False),
     "missing, and the origin has a host": (b"https://shop.example", None, False),

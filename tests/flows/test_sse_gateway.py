@@ -411,6 +411,35 @@ async def test_every_falsy_answer_of_authorise_refuses_the_viewer(store, answer)
         await gateway.aclose()
 
 
+async def _user():
+    return None
+
+
+UNDECIDED = {
+    "a coroutine": lambda *_: _user(),
+    "a future": lambda *_: asyncio.get_running_loop().create_future(),
+    "a returned refusal": lambda *_: unauthorised(),
+    "a returned error": lambda *_: PermissionError("no"),
+    "a returned exit": lambda *_: SystemExit(1),
+    "NotImplemented": lambda *_: NotImplemented,
+}
+
+
+@pytest.mark.parametrize("undecided", UNDECIDED.values(), ids=UNDECIDED)
+@pytest.mark.filterwarnings("error")
+@simulated(1)
+async def test_answer_of_authorise_that_decides_nothing_refuses_the_viewer(store, undecided):
+    async def later(request, job_id):
+        return undecided()
+
+    await publish(store, "vision")
+    gateway = Gateway(store, authorise=later)
+    for accept in ("text/event-stream", "*/*"):
+        reply = await Connection(gateway, accept=accept).ended()
+        assert (reply.status, reply.problem) == (403, "forbidden")
+    await gateway.aclose()
+
+
 @simulated(1)
 async def test_an_empty_cookie_is_no_principal(store):
     await publish(store, "vision")

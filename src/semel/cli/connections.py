@@ -1,27 +1,32 @@
-"""Bounds on connections that have no request under way, for the HTTP protocols of uvicorn.
+"""Bounds on connections, for the HTTP and WebSocket protocols of uvicorn.
 
 uvicorn waits for ever for the rest of a request head, and its `limit_concurrency` refuses requests,
 not connections. So clients that send half a head could take every file descriptor of the process.
 Here a connection counts as waiting from its beginning, and again from the end of each response,
-until the next head is whole. A connection that waits for too long is closed, unless its client is
-still reading the last response. Where too many connections are open, or too many of one address
-wait, the one that has waited longest is closed.
+until the next head is whole. It also counts while its client does not read a response, except a
+stream, which has limits of its own. A connection that waits for too long is closed, unless its
+client is still reading the last response. Where too many connections are open, or too many of one
+address wait, one of them is closed.
 
 `Bounds` uses these names of uvicorn's protocols, in httptools and in h11: `client`, `connections`,
-`cycle`, `transport`, `on_response_complete`, `handle_websocket_upgrade`. In httptools also
-`pipeline`.
+`cycle`, `flow`, `transport`, `on_response_complete`, `handle_websocket_upgrade`. In httptools also
+`pipeline`. `FrameBounds` uses `conn`, `frames`, `loop`, `transport` and `handle_events` of the
+WebSocket protocol `websockets-sansio`, and `Bounds` its `handshake_initiated`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from itertools import islice
 from typing import Any
 
 from semel.errors import SettingsError
 from semel.failures import Failures
+from semel.http.sse.direct import abort_open
+from semel.http.sse.visit import IS_STREAM
 
-__all__ = ["HEAD_TIMEOUT_S", "PER_ADDRESS", "Waiting", "bounded"]
+__all__ = ["HEAD_TIMEOUT_S", "PER_ADDRESS", "Waiting", "bounded", "frames_bounded"]
 
 # How long a connection may wait for a whole request head, in seconds. A browser usually sends its
 # head in one packet, so this is ample on a slow network, too.
@@ -48,6 +53,22 @@ MAX_REQUEST_BYTES = 64 * 1024
 # Browsers and the usual reverse proxies send one request at a time.
 MAX_PIPELINED = 16
 
+# Maximum number of addresses that are compared when a connection has to be closed. It bounds the
+# cost of an accepted connection when clients have thousands of addresses.
+COMPARED = 1000
+
+# Maximum number of WebSocket frames per second of one connection, fifty times the messages that a
+# room accepts. An empty frame has 6 bytes and costs some 10 us, so 2 MB/s would occupy a processor.
+MAX_FRAMES_PER_S = 1000
+
+# Maximum number of frames of one WebSocket message. The size of a message is limited elsewhere, and
+# does not count empty frames.
+MAX_FRAGMENTS = 1000
+
+# Number of bytes that a WebSocket connection reads between two looks at these limits.
+PIECE = 4096
+
+UNREADABLE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
 
 
@@ -77,7 +98,8 @@ class Waiting:
     def add(self, protocol: Bounds) -> None:
         """Count the protocol as waiting from now on; where there are too many, close one.
 
-        It is the one that has waited longest.
+        It is the one that has waited longest: of its own address, if this has too many; of the
+        address with most waiting connections, if too many connections are open.
         """
         self.remove(protocol)
         loop = asyncio.get_running_loop()
@@ -89,15 +111,16 @@ class Waiting:
             self._timer = loop.call_later(self.head_timeout_s, self._close_due)
         if len(protocol.connections) > self._sockets:
             self._failures.warn(
-                "semel: more than %d connections are open; the one that has waited longest for a "
-                "request head was closed",
+                "semel: more than %d connections are open; one of the address with most waiting "
+                "connections was closed",
                 self._sockets,
             )
-            self._close(next(iter(self._since)))
+            most = max(islice(self._by_address.values(), COMPARED), key=len)
+            self._close(next(iter(most)))
         elif len(here) > self._per_address and now - self._since[next(iter(here))] >= self._young_s:
             self._failures.warn(
-                "semel: %d connections from %s have sent no whole request head; the oldest was "
-                "closed",
+                "semel: %d connections from %s have sent no whole request head, or do not read a "
+                "response; the oldest was closed",
                 len(here),
                 address,
             )
@@ -121,9 +144,9 @@ class Waiting:
             if protocol.takes_response():
                 self.add(protocol)
                 continue
+            has = "read nothing of a response" if protocol.unsent else "sent no whole request head"
             self._failures.warn(
-                "semel: a connection from %s has sent no whole request head for %g s, and was "
-                "closed",
+                f"semel: a connection from %s has {has} for %g s, and was closed",
                 address_of(protocol),
                 self.head_timeout_s,
             )
@@ -148,13 +171,38 @@ class Waiting:
         else:
             self._close(protocol)
 
+    def close_unreadable(self, protocol: Bounds) -> None:
+        """Answer an upgrade that the WebSocket protocol could not parse, and close the connection.
+
+        uvicorn would keep it open without a request.
+        """
+        self._failures.warn(
+            "semel: a WebSocket upgrade from %s could not be parsed, for example because of a body "
+            "or a line of more than 8 KiB; the connection was closed",
+            address_of(protocol),
+        )
+        protocol.transport.write(UNREADABLE)
+        protocol.transport.close()
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.head_timeout_s, abort_open, protocol.transport)
+
+    def close_flood(self, protocol: FrameBounds) -> None:
+        self._failures.warn(
+            "semel: a connection from %s has sent more than %d WebSocket frames in a second, or "
+            "more than %d of one message, and was closed",
+            address_of(protocol),
+            MAX_FRAMES_PER_S,
+            MAX_FRAGMENTS,
+        )
+        protocol.transport.abort()
+
     def _close(self, protocol: Bounds) -> None:
         self.remove(protocol)
         protocol.connections.discard(protocol)  # uvicorn removes it later, when it is lost
         protocol.transport.abort()
 
 
-def address_of(protocol: Bounds) -> str:
+def address_of(protocol: Bounds | FrameBounds) -> str:
     return str(protocol.client[0]) if protocol.client else ""
 
 
@@ -163,6 +211,7 @@ class Bounds(asyncio.Protocol):
 
     waiting: Waiting
     cycle: Any
+    flow: Any
     client: tuple[str, int] | None
     connections: set[Any]
     transport: asyncio.Transport
@@ -171,7 +220,7 @@ class Bounds(asyncio.Protocol):
         super().__init__(*args, **kwargs)
         self._received = 0.0
         """Bytes since the last whole head."""
-        self._unsent = math.inf
+        self.unsent = math.inf
         """Bytes that were unsent at the last call of `takes_response`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -186,7 +235,8 @@ class Bounds(asyncio.Protocol):
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
-            self.waiting.remove(self)
+            if not self.flow.write_paused:
+                self.waiting.remove(self)
             self._received = 0
         else:
             self._received += len(data)
@@ -200,20 +250,75 @@ class Bounds(asyncio.Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()  # type: ignore[misc]
         if self.cycle.response_complete and self in self.connections:
-            self._unsent = math.inf
+            self.unsent = math.inf
             self.waiting.add(self)
 
+    def pause_writing(self) -> None:
+        """Count the connection while its response waits for the client to read."""
+        super().pause_writing()
+        if self.cycle is not None and not self.cycle.scope.get(IS_STREAM):
+            self.unsent = math.inf
+            self.waiting.add(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.waiting.remove(self)
+
     def handle_websocket_upgrade(self, *args: Any) -> None:
-        self.waiting.remove(self)
-        self._received = -math.inf  # WebSocket frames follow, which are not limited here
+        self._received = -math.inf  # WebSocket frames follow, which `FrameBounds` limits
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
+        self.waiting.remove(self)
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            self.waiting.close_unreadable(self)
 
     def takes_response(self) -> bool:
         """Return whether bytes of the last response are unsent, and fewer than at the last call."""
-        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        return 0 < self._unsent < before
+        before, self.unsent = self.unsent, self.transport.get_write_buffer_size()
+        return 0 < self.unsent < before
+
+
+class FrameBounds(asyncio.Protocol):
+    """Mixin for uvicorn's protocol `websockets-sansio`: limits the frames of a connection.
+
+    It counts every kind of frame. A room counts whole messages only, and never sees a ping.
+    """
+
+    waiting: Waiting
+    conn: Any
+    frames: list[bytes]
+    loop: asyncio.AbstractEventLoop
+    client: tuple[str, int] | None
+    transport: asyncio.Transport
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._count = 0
+        """Frames in the current second, which ends at `_ends_at`."""
+        self._ends_at = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE):
+            super().data_received(data[start : start + PIECE])
+            if self.transport.is_closing():
+                return
+            if self._count > MAX_FRAMES_PER_S or len(self.frames) > MAX_FRAGMENTS:
+                self.waiting.close_flood(self)
+                return
+
+    def handle_events(self) -> None:
+        now = self.loop.time()
+        if now >= self._ends_at:
+            self._count, self._ends_at = 0, now + 1
+        self._count += len(self.conn.events)
+        super().handle_events()  # type: ignore[misc]
 
 
 def bounded(kind: type[asyncio.Protocol], waiting: Waiting) -> type[asyncio.Protocol]:
     """Return a subclass of a protocol class of uvicorn whose connections `waiting` counts."""
     return type("Bounded", (Bounds, kind), {"waiting": waiting})
+
+
+def frames_bounded(kind: type[asyncio.Protocol], waiting: Waiting) -> type[asyncio.Protocol]:
+    """Return a subclass of uvicorn's protocol `websockets-sansio` with limits on its frames."""
+    return type("FramesBounded", (FrameBounds, kind), {"waiting": waiting})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.connections import Waiting, bounded
+from semel.cli.connections import Waiting, bounded, frames_bounded
 from semel.colour import ASYNC, keep
 from semel.errors import SettingsError, StoreUnavailableError
 from semel.failures import OnceAMinute
@@ -57,9 +57,10 @@ PerAddress = Annotated[
 # Connections that nobody has accepted yet: when everybody comes back, they come within a second.
 BACKLOG = 4096
 
-# Connections that asyncio accepts in one go (its `backlog`). Fewer than the spare descriptors,
-# because asyncio stops accepting for a second when it runs out of descriptors.
-ACCEPTS = 64
+# Connections that asyncio accepts in one turn of its loop (its `backlog`). A connection in excess
+# is closed a few turns later, so the accepts of these turns have to fit into the spare descriptors:
+# asyncio stops accepting for a second when it runs out of them.
+ACCEPTS = 16
 
 # What is left when the drain is over has had its time; it is cancelled.
 LEFT_S = 2
@@ -135,6 +136,11 @@ def _logged_once_a_minute(*names: str) -> Iterator[None]:
 def _server(app: ASGIApp, waiting: Waiting, **settings: Any) -> uvicorn.Server:
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    if settings.get("ws") == "websockets-sansio":
+        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+        settings["ws"] = frames_bounded(WebSocketsSansIOProtocol, waiting)
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

@@ -8,10 +8,21 @@ __all__ = ["is_refusal"]
 
 
 def is_refusal(answer: object) -> bool:
-    """Return whether the answer is falsy (None, False, "", 0, an empty collection) or a generator.
+    """Return whether the answer is a refusal.
 
-    An empty cookie or header must not become a principal or a tenant. A function with `yield` in it
-    returns a generator and has decided nothing yet. An answer whose truth value raises is an
-    error of the function, which is not caught here.
+    Refusals are falsy answers (None, False, "", 0, an empty collection), generators, awaitables,
+    exceptions and NotImplemented. An empty cookie or header must not become a principal or a
+    tenant. A function with `yield` in it, or without an `await`, has decided nothing yet. An
+    exception that it returns was meant to be raised. An answer whose truth value raises is an error
+    of the function, which is not caught here.
     """
-    return not answer or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
+    if inspect.iscoroutine(answer):
+        answer.close()  # Python would warn that it was never awaited
+    return (
+        answer is NotImplemented
+        or isinstance(answer, BaseException)
+        or inspect.isawaitable(answer)
+        or inspect.isgenerator(answer)
+        or inspect.isasyncgen(answer)
+        or not answer
+    )

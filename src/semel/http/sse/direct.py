@@ -16,7 +16,7 @@ from typing import Any
 
 from semel.http.asgi import Send
 
-__all__ = ["Line", "is_gone_of", "line_of", "transport_of"]
+__all__ = ["Line", "abort_open", "is_gone_of", "line_of", "transport_of"]
 
 # What uvicorn keeps of a request when httptools reads it. h11 counts what it sends by itself.
 CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
@@ -75,3 +75,9 @@ def is_gone_of(send: Send) -> Callable[[], bool] | None:
     """What tells whether the connection is over, where a server's own `send` shows it."""
     transport = transport_of(send)
     return None if transport is None else transport.is_closing
+
+
+def abort_open(transport: Any) -> None:
+    """Abort the connection unless it has ended. asyncio fails on the abort of one that has."""
+    if transport.get_protocol() is not None:
+        transport.abort()

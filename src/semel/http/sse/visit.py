@@ -33,7 +33,7 @@ from semel.http.sse.viewer import Viewer
 from semel.stores.log_rules import name_of
 from semel.values import value
 
-__all__ = ["ABORT", "IS_GONE", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
+__all__ = ["ABORT", "IS_GONE", "IS_STREAM", "NO_STORE", "Authorise", "House", "Terms", "Visit"]
 
 Authorise: TypeAlias = Callable[[Request, str], Any]
 """From a request and a job's id to the principal, sync or async. Every falsy answer is a refusal,
@@ -44,6 +44,10 @@ ABORT = "semel.abort"
 
 # There, too: whether the connection is over.
 IS_GONE = "semel.is_gone"
+
+# In the scope itself: True once a stream has begun. The gateway cuts off slow viewers of a stream,
+# and the server of `semel gateway` clients that do not read another response.
+IS_STREAM = "semel.is_stream"
 
 # Whoever says who may see what has so long for it.
 DECIDED_WITHIN_S = 30.0
@@ -276,6 +280,7 @@ class Visit:
         if self.request.method == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
+        self._scope[IS_STREAM] = True
         counts = house.counts
         counts.opened += 1
         counts.resumed += following.position.offset > 0

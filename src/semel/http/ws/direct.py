@@ -16,8 +16,9 @@ from semel.http.asgi import Send
 
 __all__ = ["Line", "line_of"]
 
-# What uvicorn keeps of a connection, with ws="websockets-sansio".
-PROTOCOL = ("uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol")
+# The `send` of what uvicorn keeps of a connection, with ws="websockets-sansio". A subclass that has
+# not replaced it is as good.
+SEND = ("uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol.send")
 USED = ("transport", "writable", "conn", "handshake_complete", "close_sent", "disconnected")
 
 # RFC 6455, 5.2: the whole of a text in one frame, and how its length is written.
@@ -66,8 +67,7 @@ def line_of(send: Send) -> Line | None:
     frames, or where what is needed has another name by now.
     """
     protocol: Any = getattr(send, "__self__", None)
-    kind = type(protocol)
-    if (kind.__module__, kind.__qualname__) != PROTOCOL:
+    if (getattr(send, "__module__", ""), getattr(send, "__qualname__", "")) != SEND:
         return None
     if not all(hasattr(protocol, name) for name in USED):
         return None

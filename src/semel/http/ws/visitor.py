@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from semel.colour import in_own_task
 from semel.errors import SettingsError
 from semel.failures import Failures
+from semel.http.protocol import Refusal
 from semel.http.refusal import is_refusal
 from semel.http.sse.asking import Request
 from semel.rooms.names import MOST_USER, named
@@ -59,7 +60,7 @@ class Spectator:
 
 Authorise: TypeAlias = Callable[[Visitor, str], Any]
 """From a visitor and a room's id to the user's name, or `Spectator()`, sync or async. Every falsy
-answer is a refusal."""
+answer is a refusal, and so is a `Refusal` that it raises."""
 
 
 def check_authorise(authorise: Authorise) -> None:
@@ -131,7 +132,8 @@ def _user(found: str, failures: Failures) -> str:
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
     """Return what `authorise` returned, None for every refusal.
 
-    An `authorise` that raises has not refused: its database may be unavailable for a moment.
+    A `Refusal` that it raises is a refusal, as in a gateway. An `authorise` that raises another
+    error has not refused: its database may be unavailable for a moment.
     """
     waiting = asyncio.timeout(DECIDED_WITHIN_S)
     try:
@@ -140,6 +142,8 @@ async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failure
             async with waiting:
                 found = await in_own_task(found)  # a cancelled one has not decided
         return None if is_refusal(found) else found
+    except Refusal:
+        return None
     except Exception as error:  # noqa: BLE001 - somebody else's code; it is told of
         if waiting.expired():
             failures.tell(error, "semel: authorise has not answered for %g s", DECIDED_WITHIN_S)
@@ -160,7 +164,7 @@ def _is_origin(text: str) -> bool:
         parts = urlsplit(text)
     except ValueError:
         return False
-    return bool(parts.scheme and parts.netloc and not parts.path.strip("/"))
+    return bool(parts.scheme and parts.hostname and not parts.path.strip("/"))
 
 
 class Origins:
@@ -198,10 +202,10 @@ class Origins:
             return True
         if self._named:
             return origin.lower() in self._named
-        # An origin without a host, such as "null" or "file://", matches no Host, not even an empty
-        # one.
+        # An origin without a host, such as "null", "file://" or "http://:80", matches no Host, and
+        # an empty Host matches no origin.
         host = (visitor.header("host") or "").lower()
-        if not _is_origin(origin):
+        if not host or not _is_origin(origin):
             return False
         parts = urlsplit(origin.lower())
         port = DEFAULT_PORTS.get(parts.scheme, "")  # which browsers leave out, and proxies may not

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from semel.colour import ASYNC
 from semel.http.asgi import Send
-from semel.http.sse.direct import transport_of
+from semel.http.sse.direct import abort_open, transport_of
 from semel.http.ws.direct import line_of
 
 __all__ = ["MOST_WAITING", "Voice"]
@@ -111,12 +111,13 @@ class Voice:
         return 0 if size_of is None else size_of()
 
     def abort_later(self, within_s: float) -> None:
-        """Abort the connection in `within_s` seconds if bytes for the client are buffered now.
+        """Abort the connection in `within_s` seconds unless it has ended by then.
 
-        The server closes it only when they are sent, which may be never.
+        The server waits until the client has read what is buffered, which may be never.
         """
-        if self.unsent:
-            asyncio.get_running_loop().call_later(within_s, transport_of(self._send).abort)
+        transport = transport_of(self._send)
+        if transport is not None:
+            asyncio.get_running_loop().call_later(within_s, abort_open, transport)
 
     def abort(self) -> None:
         """Drop the line, where the server lets us."""
