@@ -71,7 +71,7 @@ PASSING = (SettingsError, InProgressError, ClaimLostError, StoreUnavailableError
 REFUSED_STEP = b"lthe store refused it; the log of that attempt has the reason"
 
 Write: TypeAlias = Callable[[str, bytes], Awaitable[Verdict]]
-"""Write down a step's name and data."""
+"""Writes a step's name and data to the ledger; returns the ledger's verdict."""
 
 UNFINISHED = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
 

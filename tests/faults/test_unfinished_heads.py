@@ -144,7 +144,7 @@ def test_more_half_heads_than_descriptors_lock_no_client_out(server):
 
 
 def test_storm_of_half_heads_takes_no_descriptor_too_many(server):
-    """asyncio accepts a few connections in a turn: those in excess are closed before the next."""
+    """asyncio accepts few connections in a turn, so descriptors last until the excess is closed."""
     server = server(files=300)
     with crowd(server, 250):
         os.kill(server.running.pid, signal.SIGSTOP)  # the storm waits in the queue of the kernel

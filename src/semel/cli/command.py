@@ -108,7 +108,7 @@ def refuse_empty(url: str) -> None:
 
 
 def refuse_absent(path: str) -> None:
-    """Raise if there is no file or directory; `DamagedStoreError` if its `-wal` is still there."""
+    """Raise if nothing is at `path`: `DamagedStoreError` if a `-wal` with content is beside it."""
     if not Path(path).exists():
         refuse_unsafe(os.path.realpath(path))
         raise SettingsError(f"there is nothing at {path!r}; check the path in the URL")

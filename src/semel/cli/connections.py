@@ -58,14 +58,16 @@ MAX_PIPELINED = 16
 COMPARED = 1000
 
 # Maximum number of WebSocket frames per second of one connection, fifty times the messages that a
-# room accepts. An empty frame has 6 bytes and costs some 10 us, so 2 MB/s would occupy a processor.
+# room accepts by default. An empty frame has 6 bytes and costs some 10 us, so 600 kB/s of them
+# would occupy a processor.
 MAX_FRAMES_PER_S = 1000
 
 # Maximum number of frames of one WebSocket message. The size of a message is limited elsewhere, and
 # does not count empty frames.
 MAX_FRAGMENTS = 1000
 
-# Number of bytes that a WebSocket connection reads between two looks at these limits.
+# Number of bytes that a WebSocket connection reads between two checks of these limits. They have at
+# most 682 empty frames.
 PIECE = 4096
 
 UNREADABLE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
@@ -98,8 +100,10 @@ class Waiting:
     def add(self, protocol: Bounds) -> None:
         """Count the protocol as waiting from now on; where there are too many, close one.
 
-        It is the one that has waited longest: of its own address, if this has too many; of the
-        address with most waiting connections, if too many connections are open.
+        If too many connections are open, it is one of the address with most waiting connections,
+        among the first `COMPARED` addresses. Otherwise it is one of the protocol's own address, if
+        this has too many and they are not too young. Of the address, the one that has waited
+        longest is closed.
         """
         self.remove(protocol)
         loop = asyncio.get_running_loop()

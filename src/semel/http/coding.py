@@ -44,6 +44,7 @@ def accepted(response: Response, request: Request, max_bytes: int) -> Response:
     """Return the response as the request accepts it, or raise `NotAcceptedError`.
 
     If the request refuses one coding of the response, all of them are decoded, up to `max_bytes`.
+    A part, with `Content-Range`, is not decoded.
     Without `Accept-Encoding`, every coding is accepted, unless `Vary` says that it was negotiated.
     """
     codings = _words(response.headers, b"content-encoding")

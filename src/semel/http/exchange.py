@@ -158,8 +158,8 @@ class Exchange(Call):
         """Return what to send: this response, or what the client gets after a takeover.
 
         The claim is held until `end_live` or `failed`. In two cases the record is written before
-        the first byte is sent: with a bound session, which is committed with it, and after
-        `max_run`, because the lease is no longer renewed.
+        the first byte is sent. With a bound session, both are committed together. After `max_run`,
+        the lease is no longer renewed.
         """
         if self._bound or self._ran_s() > self.policy.max_run_s:
             return await self.close(response, routed=routed)

@@ -48,7 +48,8 @@ class Request:
     """A request's head, as a scope or a fingerprint of yours sees it.
 
     `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ. `exact_path` is
-    the path with some escapes as they were sent; empty where they are unknown, or there are none.
+    the path in which the escapes of `/`, of `%` and of bytes that are not UTF-8 remain. It is empty
+    if the server does not show how the path was sent, or if that has no escapes.
     """
 
     method: str
@@ -144,7 +145,7 @@ def parse_key(contents: Sequence[bytes]) -> str:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-# Escapes that stay, and a `%` that begins no escape: what follows it could become one.
+# Escapes that are kept. A `%` that begins no escape is escaped: `%%32F` would become `%2F`.
 _KEPT = re.compile(rb"%(2[Ff]|25|(?![0-9A-Fa-f]{2}))")
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 

@@ -12,8 +12,8 @@ def is_refusal(answer: object) -> bool:
 
     Refusals are falsy answers (None, False, "", 0, an empty collection), generators, awaitables,
     exceptions and NotImplemented. An empty cookie or header must not become a principal or a
-    tenant. A function with `yield` in it, or without an `await`, has decided nothing yet. An
-    exception that it returns was meant to be raised. An answer whose truth value raises is an error
+    tenant. A generator, or an awaitable that was not awaited, has decided nothing yet. An exception
+    that a function returns was meant to be raised. An answer whose truth value raises is an error
     of the function, which is not caught here.
     """
     if inspect.iscoroutine(answer):

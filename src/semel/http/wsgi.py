@@ -131,7 +131,7 @@ def exact_path_of(environ: Environ, path: str) -> str:
     return protocol.exact_path(sent, path, errors="backslashreplace") or protocol.exact_path(
         sent,
         path,
-        errors="replace",  # Werkzeug's server
+        errors="replace",  # Werkzeug's server decodes with this handler
     )
 
 
@@ -291,7 +291,7 @@ class Conversation:
         self._size = 0
         self._lingers_until = 0.0
         self._live: Callable[[bytes], object] | None = None  # the server's write(), once it is
-        self._broken: OSError | None = None  # what that write() raised: the client is gone
+        self._broken: Exception | None = None  # what that write() raised: the client is gone
         self._answer: Response | None = None  # the client is answered from elsewhere
 
     def hold(self, app: WSGIApplication) -> Iterable[bytes]:
@@ -469,7 +469,7 @@ class Conversation:
     def _write_live(self, write: Callable[[bytes], object], piece: bytes) -> None:
         try:
             write(piece)
-        except OSError as error:
+        except Exception as error:  # waitress has an error of its own for this
             self._broken = error
             raise
 

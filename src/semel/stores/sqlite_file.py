@@ -49,25 +49,38 @@ LOG_DELETED: Final = (
 )
 
 
+# How long a fork waits for connections that are opened or closed meanwhile, in seconds.
+FORK_WITHIN_S: Final = 30.0
+
+
 class ClosesBeforeFork(Protocol):
     """A kind of store whose connections to SQLite files must not be open across a fork."""
 
     def stop(self) -> None:
-        """Close all connections, and open none in the known stores until `resume`."""
+        """Close the connections of all known stores, and let them open none until `resume`.
+
+        A connection that stays in use for too long remains open.
+        """
         ...
 
     def is_stopped(self) -> bool:
-        """Return whether none is open, also in stores made since; called within the gate."""
+        """Return whether `stop` has reached every store that may have open connections.
+
+        Called while the gate is held. False if a store was made after the last `stop`.
+        """
         ...
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Let the stores open connections again, in the process that has forked."""
+        ...
 
 
 class Gate:
-    """A lock that is held while Semel opens or closes a connection to a SQLite file.
+    """A lock that sync code of Semel holds while it opens or closes a connection to a SQLite file.
 
-    A fork holds it too. SQLite would otherwise be in the middle of that in the child, which has
-    none of the other threads: its mutexes would stay locked, its lists of locks would be wrong.
+    A fork holds it, too. Otherwise another thread could be inside SQLite at that moment. The child
+    does not have that thread: there, SQLite's mutexes would stay locked and its lists of file locks
+    would be wrong. Async engines connect in threads of their driver, without this lock.
     """
 
     def __init__(self) -> None:
@@ -79,22 +92,28 @@ class Gate:
             )
 
     def _reset(self) -> None:
+        self._is_held = False
         self.lock = threading.RLock()
         self._one_fork_at_a_time = threading.Lock()
 
     def _before(self) -> None:
         self._one_fork_at_a_time.acquire()
+        deadline = time.monotonic() + FORK_WITHIN_S
         while True:
             for kind in self.kinds:
                 kind.stop()
-            self.lock.acquire()
-            if all(kind.is_stopped() for kind in self.kinds):
+            self._is_held = self.lock.acquire()
+            if all(kind.is_stopped() for kind in self.kinds) or time.monotonic() > deadline:
                 return
+            self._is_held = False
             self.lock.release()
             time.sleep(0.001)  # a store was made meanwhile, or is being collected
 
     def _after(self) -> None:
-        self.lock.release()
+        """Undo `_before`, also if a signal interrupted it: Python forks all the same."""
+        if self._is_held:
+            self._is_held = False
+            self.lock.release()
         for kind in self.kinds:
             kind.resume()
         self._one_fork_at_a_time.release()
@@ -103,11 +122,11 @@ class Gate:
 gate: Final = Gate()
 
 _inherited: set[Identity] = set()
-"""Files to which this process inherited open connections from the process that forked it."""
+"""Files for which `mark_inherited` was called, in this process or in an ancestor of it."""
 
 
 def mark_inherited(path: str) -> None:
-    """In a child: refuse the file from now on, because its connections are open here, too."""
+    """Make `refuse_unsafe` refuse this file. Called in a child that inherited open connections."""
     if (identity := identity_of(path)) is not None:
         _inherited.add(identity)
 
@@ -209,8 +228,8 @@ class DatabaseFile:
     def check(self, log: OpenLog | None) -> None:
         """Raise `DamagedStoreError` if the file, its `-wal` or its `-shm` was deleted or replaced.
 
-        `log` is what the connection has open, None while that is unknown. These files of an open
-        connection are replaced neither by a checkpoint nor by other processes.
+        `log` is what the connection has open, None while that is unknown. While a connection is
+        open, SQLite replaces these files neither in a checkpoint nor in another process.
         """
         status = _status(self.path)
         identity = None if status is None else (status.st_dev, status.st_ino)
@@ -225,11 +244,11 @@ class DatabaseFile:
             raise self._damaged(f"{self.path} was truncated")
 
     def open_log(self, *, in_wal_mode: bool = False) -> OpenLog | None:
-        """Return what a new connection of the caller has open; None without a write-ahead log.
+        """Return the log files of a new connection of the caller; None without a `-wal`.
 
-        Raises `DamagedStoreError` if other connections of this process have other files open. Then
-        SQLite has opened a new `-wal` for this connection, and all of them share the old `-shm`.
-        `in_wal_mode`: the connection has a log, so a missing one was deleted.
+        Raises `DamagedStoreError` if another connection of this process to the same file has other
+        log files open. Then SQLite has opened a new `-wal` here, and both use the old `-shm`.
+        `in_wal_mode`: whether the connection has a log. Then a missing `-wal` was deleted.
         """
         files = self._log_files()
         if in_wal_mode and files[0] is None:
@@ -238,11 +257,11 @@ class DatabaseFile:
         if files[0] is None or identity is None:
             return None
         with gate.lock:
-            logs = _open_logs.setdefault(identity, weakref.WeakSet())
-            for other in logs:
+            # A copy: the garbage collector may close other connections during the loop.
+            for other in list(_open_logs.get(identity, ())):
                 self._compare(other, files)
             opened = OpenLog(identity, files)
-            logs.add(opened)
+            _open_logs.setdefault(identity, weakref.WeakSet()).add(opened)
             return opened
 
     def _log_deleted(self) -> DamagedStoreError:
@@ -278,7 +297,7 @@ class OpenLog:
         self.files = files
 
     def close(self) -> None:
-        """The connection is about to be closed: SQLite may delete the files after that."""
+        """Forget the files, before the connection is closed: SQLite may delete them then."""
         with gate.lock:
             logs = _open_logs.get(self._file)
             if logs is not None:
@@ -288,7 +307,7 @@ class OpenLog:
 
 
 _open_logs: dict[Identity, weakref.WeakSet[OpenLog]] = {}
-"""What the open connections of this process use, by the database file."""
+"""The logs that connections of this process have open, by the identity of the database file."""
 
 
 def identity_of(path: str) -> Identity | None:

@@ -78,6 +78,6 @@ def is_gone_of(send: Send) -> Callable[[], bool] | None:
 
 
 def abort_open(transport: Any) -> None:
-    """Abort the connection unless it has ended. asyncio fails on the abort of one that has."""
+    """Abort the connection unless it has ended: asyncio raises if an ended one is aborted."""
     if transport.get_protocol() is not None:
         transport.abort()

@@ -45,8 +45,8 @@ ABORT = "semel.abort"
 # There, too: whether the connection is over.
 IS_GONE = "semel.is_gone"
 
-# In the scope itself: True once a stream has begun. The gateway cuts off slow viewers of a stream,
-# and the server of `semel gateway` clients that do not read another response.
+# In the scope itself: True once a stream has begun. The gateway closes the streams of slow viewers
+# itself. So the server of `semel gateway` limits unread bytes of other responses only.
 IS_STREAM = "semel.is_stream"
 
 # Whoever says who may see what has so long for it.

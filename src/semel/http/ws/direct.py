@@ -16,8 +16,8 @@ from semel.http.asgi import Send
 
 __all__ = ["Line", "line_of"]
 
-# The `send` of what uvicorn keeps of a connection, with ws="websockets-sansio". A subclass that has
-# not replaced it is as good.
+# The method `send` of uvicorn's protocol for ws="websockets-sansio". It is compared, and not the
+# class, so that a subclass with the same `send` is recognised.
 SEND = ("uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol.send")
 USED = ("transport", "writable", "conn", "handshake_complete", "close_sent", "disconnected")
 

@@ -51,7 +51,7 @@ from semel.stores.sql.ledger import AsyncLedger, SyncLedger
 from semel.stores.sql.lines import AsyncLines, SyncLines
 from semel.stores.sql.log import AsyncLog, SyncLog
 from semel.stores.sql.schema import Report, check, ddl, init, upgrade
-from semel.stores.sqlite_file import DatabaseFile, gate
+from semel.stores.sqlite_file import DatabaseFile
 
 __all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
 
@@ -107,7 +107,8 @@ class SQLStore:
     def file_path(self) -> str | None:
         """The path of the SQLite file, without symbolic links; None for other databases."""
         path = self._url.database or ""
-        if self._url.get_backend_name() != "sqlite" or path in ("", ":memory:"):
+        is_file = path not in ("", ":memory:") and not path.startswith("file:")
+        if self._url.get_backend_name() != "sqlite" or not is_file:
             return None
         return os.path.realpath(path)
 
@@ -197,7 +198,7 @@ class SQLStore:
     def _on_one_file(self, made: L) -> L:
         """Give all engines of the store the same `DatabaseFile`.
 
-        So each of them notices that the file which another one has open was deleted.
+        So one engine notices the deletion of a file that another engine has open.
         """
         self._file = made.file = self._file or made.file
         return made
@@ -213,14 +214,6 @@ class SQLStore:
 
     def __repr__(self) -> str:
         return f"SQLStore({self.where!r})"
-
-    def _lines_to_close(self) -> list[SyncLines]:
-        """Return what must be closed before a fork: sync connections of ours to a SQLite file.
-
-        One that is open across a fork breaks the locks of connections that the child opens later.
-        """
-        is_ours = not self._given and self._url.drivername == "sqlite"
-        return [self._lines] if is_ours and self._lines is not None else []
 
     def _forked(self) -> None:
         """In a child: the parent goes on using these connections, so they are only forgotten."""
@@ -247,43 +240,9 @@ _inherited: list[Any] = []
 """Connections of the parent, never to be closed here: closing would end them over there too."""
 
 
-class _Fork:
-    """Closes the sync connections to SQLite files before a fork."""
-
-    def __init__(self) -> None:
-        self._closed: set[SyncLines] = set()
-
-    def _to_close(self) -> set[SyncLines]:
-        every = [store._lines_to_close() for store in list(_stores)]  # noqa: SLF001 - one module
-        return {each for some in every for each in some} - self._closed
-
-    def stop(self) -> None:
-        for each in self._to_close():
-            each.before_fork()
-            self._closed.add(each)
-
-    def is_stopped(self) -> bool:
-        closed = {id(each.engine) for each in self._closed}
-        return all(engine in closed for engine in list(lines.opened.values()))
-
-    def resume(self) -> None:
-        while self._closed:
-            self._closed.pop().after_fork_in_parent()
-
-    def forget(self) -> None:
-        """Start over in a child."""
-        self._closed.clear()
-        lines.opened.clear()
-
-
-_fork = _Fork()
-
-
 def _after_fork() -> None:
-    _fork.forget()
     for store in list(_stores):
         store._forked()  # noqa: SLF001 - one module, one class
 
 
-gate.kinds.append(_fork)
 after_fork(_after_fork)

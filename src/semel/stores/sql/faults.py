@@ -270,7 +270,7 @@ def _told(where: str, fault: Fault, said: str) -> SemelError:
             )
         case Fault.DAMAGED:
             return DamagedStoreError(
-                f"{where} is damaged: {said}. Nothing was run. Restore the file from a backup"
+                f"{where} is damaged: {said}. Nothing more is run. Restore the file from a backup"
             )
         case Fault.LOCKED:
             return StoreUnavailableError(

@@ -170,9 +170,11 @@ class Work:
         session: AnySession,
         colour: Colour,
         home: asyncio.AbstractEventLoop | None,
+        engine: sa.Engine,
         file: DatabaseFile | None,
     ) -> None:
         self.session = session
+        self._engine = engine
         self._file = file
         self._info: dict[Any, Any] = {}
         self._colour = colour
@@ -219,7 +221,7 @@ class Work:
                 if not driver.in_transaction:
                     await self.link.change(self.link.dialect.begin)
                     self._is_only_writer = True
-                self._check_file()
+                self._learn_file()
             case "mysql" if idle_s is not None:
                 await self._limit(idle_s)
         refuse_driver_autocommit(
@@ -309,10 +311,13 @@ class Work:
         """Commit; raise `DamagedStoreError` if that went to a SQLite file that was replaced."""
         with self._watch.open():
             await failing(self.session.commit)
-        self._check_file()
-
-    def _check_file(self) -> None:
         if self._file is not None:
+            self._file.check(self._info.get(lines.LOG))  # gone with a connection that is closed
+
+    def _learn_file(self) -> None:
+        if self._sync_connection.engine is not self._engine:
+            self._file = None  # the application's factory has an engine of its own
+        elif self._file is not None:
             lines.check_file(self._file, self._info)
 
     async def close(self) -> None:
@@ -344,13 +349,12 @@ class Sessions:
         self.idle_s = idle_s
         self._factory = factory
         self._colour = colour
-        self._file = lines.file_of(
-            engine.sync_engine if isinstance(engine, AsyncEngine) else engine
-        )
+        self._sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        self._file = lines.file_of(self._sync_engine)
 
     @asynccontextmanager
     async def open(self, home: asyncio.AbstractEventLoop | None = None) -> AsyncIterator[Work]:
-        work = Work(self._new(), self._colour, home, self._file)
+        work = Work(self._new(), self._colour, home, self._sync_engine, self._file)
         try:
             yield work
         except BaseException as error:

@@ -1,8 +1,8 @@
 """What fits into one statement.
 
-MariaDB and MySQL close the connection after a packet larger than `max_allowed_packet`, which can
-look like an outage and would be retried until the lease is over. So nothing that large is sent: a
-batch is cut into pieces, and a result that fits into no statement is recorded as lost, because the
+MariaDB and MySQL close the connection after a packet larger than `max_allowed_packet`. That can
+look like an outage, which would be retried until the lease is over. So nothing that large is sent.
+A batch is cut into pieces. A result that fits into no statement is recorded as lost, because the
 call has happened. A step is refused if it and the steps before it do not fit into one statement.
 """
 
@@ -27,8 +27,9 @@ BATCH_BYTES = 4 * 1024 * 1024
 # What goes with the values of one operation: its share of the statement, its id, attempt, times.
 AROUND_BYTES = 1024
 
-# The share of a packet that only small steps may use: one eighth, 2 MiB of MariaDB's 16 MiB.
-# Without it, a lost step could not be recorded after steps that fill the packet.
+# Only steps of at most SMALL_STEP_BYTES bytes may use the last part of a packet: one eighth, 2 MiB
+# of MariaDB's 16 MiB. Without it, a lost step could not be recorded after steps that fill the
+# packet. The note of a lost step has fewer than 128 bytes.
 SMALL_STEP_BYTES = 128
 RESERVED_SHARE = 8
 
@@ -103,7 +104,7 @@ def lost(op: Completing, why: str) -> Completing:
 
 
 def refusal(op: Noting, values: Sequence[Any], most: int) -> StoreUnavailableError | None:
-    """Return why a step cannot be recorded, or None. `values`: its row's, all steps included."""
+    """Return why a step cannot be recorded, or None. `values`: those of its row, with all steps."""
     room = most if len(op.data) <= SMALL_STEP_BYTES else most - most // RESERVED_SHARE
     if _sent_bytes(values) <= room:
         return None

@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
@@ -24,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from semel.colour import ASYNC, SYNC, Colour
+from semel.colour import ASYNC, SYNC, Colour, after_fork
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
 from semel.stores import sqlite_file, with_plain_scheme
 from semel.stores.sql import encodings
@@ -115,7 +116,7 @@ def parse(text: str) -> URL:
 
 
 def _file_path(path: str) -> str:
-    """Return the path as it is meant here and now: each engine would resolve it when it opens."""
+    """Return the absolute path. Each engine of a store is made later, maybe after a `chdir`."""
     if path.startswith("file:"):
         raise SettingsError(f"{path!r} is not a path; write sqlite+pysqlite:///path.db")
     return os.path.abspath(path)  # noqa: PTH100 - SQLAlchemy uses it, too
@@ -224,8 +225,8 @@ def _settings(url: URL, full: URL) -> dict[str, Any]:
 def create_on_connect(engine: sa.Engine, *, closed_before_fork: bool = False) -> None:
     """Create the SQLite file, accessible to its owner only, before our engine connects to it.
 
-    Our sync connections are opened and closed within the gate, so not during a fork. With
-    `closed_before_fork` a fork also waits until all of them are closed.
+    Sync connections are opened and closed within the gate, so not during a fork. With
+    `closed_before_fork`, a fork also closes them, see `SyncLines.before_fork`.
     """
     path = sqlite_path(engine)
     if path is None:
@@ -240,7 +241,7 @@ def create_on_connect(engine: sa.Engine, *, closed_before_fork: bool = False) ->
         with gate.lock:
             connection = dialect.connect(*args, **settings)
             if closed_before_fork:
-                opened[connection] = id(engine)
+                opened[connection] = path, id(engine)
             return connection
 
     if not dialect.is_async:
@@ -248,16 +249,19 @@ def create_on_connect(engine: sa.Engine, *, closed_before_fork: bool = False) ->
 
         def do_close(connection: Any) -> None:
             with gate.lock:
-                close(connection)
-                opened.pop(connection, None)
+                try:
+                    close(connection)
+                finally:
+                    opened.pop(connection, None)
 
         dialect.do_close = do_close  # type: ignore[method-assign, assignment]
 
 
-opened: dict[Any, int] = {}
-"""The connections to SQLite files that a `SyncLines` of our own has open, with their engine's id.
+opened: dict[Any, tuple[str, int]] = {}
+"""The open connections of engines of `open_engine` to SQLite files: the path, the engine's id.
 
-A fork looks here, and not at the stores: one that is being collected has open connections, too.
+A fork looks here and not only at the stores: a store that is being collected is no longer found,
+and may still have open connections.
 """
 
 
@@ -461,7 +465,7 @@ class _Shelf:
                 if kept is not None:
                     kept[0].close()
             finally:
-                self._places.put(None)  # not sooner: before a fork, a place is a closed link
+                self._places.put(None)  # only now: to `close_all`, None means a closed link
 
     def close_all(self, within_s: float) -> int:
         """Take every place and close every link; return how many places were taken in time.
@@ -469,14 +473,20 @@ class _Shelf:
         A link that is in use is waited for. No link is made until `put` returns the places.
         """
         deadline = time.monotonic() + within_s
-        for taken in range(MOST_LINKS):
-            try:
+        taken = 0
+        try:
+            while taken < MOST_LINKS:
                 kept = self._places.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return taken
-            if kept is not None:
-                kept[0].close()
-        return MOST_LINKS
+                taken += 1
+                if kept is not None:
+                    kept[0].close()
+        except queue.Empty:
+            pass
+        except BaseException:  # interrupted
+            for _ in range(taken):
+                self._places.put(None)
+            raise
+        return taken
 
 
 class SyncLines(_Engine):
@@ -490,6 +500,8 @@ class SyncLines(_Engine):
         super().__init__(engine, own=own)
         self._shelf = _Shelf()
         self._taken = 0
+        if own and self.file is not None:
+            _fork.every.add(self)
 
     async def use(self, work: Work[T]) -> T:
         if not self._own:
@@ -513,6 +525,7 @@ class SyncLines(_Engine):
     def _open(self) -> Kept:
         connection = self.engine.connect()
         try:
+            self.check_file(connection)
             return connection, self._link(connection)
         except BaseException:  # refused, or interrupted
             connection.close()
@@ -554,18 +567,52 @@ class SyncLines(_Engine):
     def before_fork(self) -> None:
         """Close every connection, and open none until `after_fork_in_parent` or `forked`.
 
-        One that stays in use for `LINK_WITHIN_S` seconds remains open.
+        A connection that stays in use for `LINK_WITHIN_S` seconds remains open.
         """
         self._taken = self._shelf.close_all(LINK_WITHIN_S)
 
     def after_fork_in_parent(self) -> None:
-        for _ in range(self._taken):
+        taken, self._taken = self._taken, 0
+        for _ in range(taken):
             self._shelf.put(None)
 
     def forked(self) -> Any:
         """Start over without the parent's links, which the caller must not let die."""
         shelf, self._shelf = self._shelf, _Shelf()
         return shelf
+
+
+class _Fork:
+    """Closes the connections of our sync engines to SQLite files before a fork."""
+
+    def __init__(self) -> None:
+        self.every: weakref.WeakSet[SyncLines] = weakref.WeakSet()
+        self._closed: set[SyncLines] = set()
+
+    def stop(self) -> None:
+        for each in set(self.every) - self._closed:
+            self._closed.add(each)
+            each.before_fork()
+
+    def is_stopped(self) -> bool:
+        closed = {id(each.engine) for each in self._closed}
+        return all(engine in closed for _, engine in list(opened.values()))
+
+    def resume(self) -> None:
+        while self._closed:
+            self._closed.pop().after_fork_in_parent()
+
+    def after_in_child(self) -> None:
+        """Start over. A file with a connection that stayed in use too long is refused here."""
+        self._closed.clear()
+        for path, _ in opened.values():
+            sqlite_file.mark_inherited(path)
+        opened.clear()
+
+
+_fork = _Fork()
+gate.kinds.append(_fork)
+after_fork(_fork.after_in_child)
 
 
 class AsyncLines(_Engine):

@@ -481,11 +481,11 @@ def _with_engine(
     if isinstance(given, sa.Engine):
         return work(lines.SyncLines(given, own=False))
     url = given.url.render_as_string(hide_password=False) if not isinstance(given, str) else given
-    engine = lines.open_engine(lines.parse(url))
+    source = lines.SyncLines(lines.open_engine(lines.parse(url)), own=True)
     try:
-        return work(lines.SyncLines(engine, own=True))
+        return work(source)
     finally:
-        engine.dispose()
+        source.close()
 
 
 def _init(source: lines.SyncLines) -> Report:

@@ -183,7 +183,9 @@ class Connections:
         try:
             self._learn_log(cursor)
         except BaseException as error:
-            self._give(cursor)
+            with gate.lock:
+                cursor.connection.close()
+                self._pool.open.discard(cursor)
             if isinstance(error, ERRORS):
                 raise self._reported(error) from error
             raise
@@ -240,7 +242,7 @@ class _Pool:
         self.opening = threading.Lock()
 
     def drain(self) -> None:
-        """Close what is idle. Each connection is in `open` until it is closed: a fork waits."""
+        """Close the idle connections. Each stays in `open` until then, so a fork waits for it."""
         with gate.lock, contextlib.suppress(IndexError):
             while True:
                 cursor = self.idle.pop()
@@ -250,7 +252,7 @@ class _Pool:
                 self.open.discard(cursor)
 
     def retire(self) -> None:
-        """Close everything: the `Connections` is garbage, so nothing is in use."""
+        """Close the idle connections. No other is open, because the `Connections` is garbage."""
         if self._pid == os.getpid():
             self.drain()
         else:
@@ -363,11 +365,11 @@ class _Fork:
             if pool.writing not in self._locks:
                 pool.writing.acquire()
                 self._locks.add(pool.writing)
-            pool.before_fork()
             self._stopped.add(pool)
+            pool.before_fork()
         for memory in set(_in_memory) - self._stopped:
-            memory.before_fork()
             self._stopped.add(memory)
+            memory.before_fork()
 
     def is_stopped(self) -> bool:
         return not _pools - self._stopped
