@@ -131,10 +131,10 @@ class Books:
 
     def __init__(self, url):
         self._engine = open_engine(parse(url))
-        self._connection = self._engine.connect()
 
     def ask(self, statement):
-        return [tuple(row) for row in self._connection.exec_driver_sql(statement)]
+        with self._engine.connect() as connection:  # none is open when a test forks
+            return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
     def check(self):
         """What one table says is what the others do."""
@@ -147,11 +147,11 @@ class Books:
         assert self.ask("SELECT ranked FROM semel_field") == [(head,)]
 
     def empty(self):
-        for table in LOG_TABLES:
-            self._connection.exec_driver_sql(f"DELETE FROM {table.name}")
+        with self._engine.connect() as connection:
+            for table in LOG_TABLES:
+                connection.exec_driver_sql(f"DELETE FROM {table.name}")
 
     def close(self):
-        self._connection.close()
         self._engine.dispose()
 
 

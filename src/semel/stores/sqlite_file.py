@@ -49,8 +49,9 @@ LOG_DELETED: Final = (
 )
 
 
-# How long a fork waits for connections that are opened or closed meanwhile, in seconds.
-FORK_WITHIN_S: Final = 30.0
+# How long a fork waits for connections that are opened or closed meanwhile, in seconds. Each takes
+# milliseconds.
+FORK_WITHIN_S: Final = 5.0
 
 
 class ClosesBeforeFork(Protocol):

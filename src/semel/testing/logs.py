@@ -44,7 +44,7 @@ from semel.entries import (
     VersionConflict,
     beginning,
 )
-from semel.errors import StoreUnavailableError
+from semel.errors import SettingsError, StoreUnavailableError
 from semel.testing.driven import at_once, opened, play_histories
 from semel.testing.log_appending import STREAM, datas, log_of, put
 from semel.testing.log_history import LogModel, LogMove, make_move, moves_of_a_log
@@ -326,18 +326,19 @@ class BreakingLogContract(LogContract):
             metafunc.parametrize("part", self.parts)
 
     def breaking(self, store: Any, part: str) -> AbstractAsyncContextManager[None]:
-        """As long as this is entered, writing that part fails."""
+        """As long as this is entered, writing that part fails, or is refused for good."""
         raise NotImplementedError
 
     async def test_an_append_that_fails_leaves_nothing(
         self, store: Any, log: Any, part: str
     ) -> None:
         asked: dict[str, Any] = {"fences": {"p": 2}, "state": Field("f", 2, b"2")}
+        failures = (StoreUnavailableError, SettingsError)
         head = await put(log, "a", b"1", fences={"p": 1}, state=Field("f", 1, b"1"))
         async with self.breaking(store, part):
-            with pytest.raises(StoreUnavailableError):
+            with pytest.raises(failures):
                 await log.append(STREAM, b"2", id="b", keep=Keep(entries=1), ends=True, **asked)
-            with pytest.raises(StoreUnavailableError):
+            with pytest.raises(failures):
                 await log.append("job-2", b"2", id="b", **asked)
         assert await datas(log) == [b"1"]
         snapshot = await log.load(STREAM)
