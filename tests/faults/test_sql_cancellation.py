@@ -115,6 +115,7 @@ def test_thread_of_a_cancelled_sqlite_connect_ends_before_the_event_loop(tmp_pat
 
     monkeypatch.setattr(sqlite3, "connect", connect_slowly)
     asyncio.run(use_and_cancel())
+    connecting[0].join(5)  # it has answered the event loop, and may need a moment to end
     assert not connecting[0].is_alive()
 
 
