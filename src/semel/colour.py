@@ -50,10 +50,10 @@ def after_fork(work: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=work)
 
 
-def before_fork(work: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
-    """Call `work` before each fork and `undo` after it, in the process that forks."""
+def before_fork(work: Callable[[], None]) -> None:
+    """Call `work` before each fork, in the process that forks."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=work, after_in_parent=undo)
+        os.register_at_fork(before=work)
 
 
 class Timer(Protocol):
