@@ -1490,7 +1490,7 @@ async def test_no_path_makes_the_door_fall_over(door, shop, path, per_operation)
 
 
 async def test_when_its_time_is_over_a_key_is_new(door, shop, clock):
-    app = door(shop, Rule(retention=3600))
+    app = door(shop, Rule(ttl=3600))
     await ask(app, key="k")
     clock.advance(3599)
     assert (await ask(app, key="k")).replayed

@@ -826,7 +826,7 @@ def test_settings_are_checked_where_they_are_made(store):
 
 
 def test_the_api_says_what_it_does_with_keys(shop, idempotency):
-    strict = idempotency.but(key="required", retention=7 * 86_400, on_error="hold")
+    strict = idempotency.but(key="required", ttl=7 * 86_400, on_error="hold")
 
     @shop.app.post("/strict", responses={409: {"description": "Sold out"}})
     async def pay(order: Order, _: Annotated[Any, Depends(strict)]):

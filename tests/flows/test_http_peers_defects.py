@@ -344,7 +344,7 @@ async def test_a_cancelled_task_does_not_lock_the_key_for_ever(store):
 
 
 async def test_when_a_response_has_expired_its_key_can_be_used_again(store, clock):
-    shop = Shop(store, rule=Rule(retention=60))
+    shop = Shop(store, rule=Rule(ttl=60))
     await shop.ask()
     clock.advance(61)
     assert (await shop.ask()).json() == {"run": 2}
@@ -353,7 +353,7 @@ async def test_when_a_response_has_expired_its_key_can_be_used_again(store, cloc
 
 async def test_nothing_is_left_behind_in_redis_without_an_end(redis_url):
     store = RedisStore(redis_url)
-    shop = Shop(store, rule=Rule(retention=60))
+    shop = Shop(store, rule=Rule(ttl=60))
     for number in range(5):
         await shop.ask(key=f"k{number}")
     await store.aclose()
@@ -511,8 +511,8 @@ async def test_on_redis_an_honest_retry_is_answered(redis_url):
     assert (again.status, again.replayed, again.body) == (first.status, True, first.body)
 
 
-@pytest.mark.parametrize("retention", [86_400, None])
-async def test_after_a_crash_the_key_is_free_when_the_lease_is_over(store, clock, retention):
+@pytest.mark.parametrize("ttl", [86_400, None])
+async def test_after_a_crash_the_key_is_free_when_the_lease_is_over(store, clock, ttl):
     """Not when the response would have expired: the record of a dead process is no answer."""
 
     async def dies_once(_request, run):
@@ -521,7 +521,7 @@ async def test_after_a_crash_the_key_is_free_when_the_lease_is_over(store, clock
             raise RuntimeError("killed")
         return JSONResponse({"run": run})
 
-    shop = Shop(store, dies_once, rule=Rule(lease=30, retention=retention))
+    shop = Shop(store, dies_once, rule=Rule(lease=30, ttl=ttl))
     with pytest.raises(RuntimeError):
         await shop.ask()
     store.line.last_words = None
@@ -569,7 +569,7 @@ async def test_the_first_response_keeps_both_its_cookies(store):
 
 async def test_redis_keeps_a_response_as_long_as_it_is_told(redis_url):
     store = RedisStore(redis_url)
-    shop = Shop(store, rule=Rule(retention=7200))
+    shop = Shop(store, rule=Rule(ttl=7200))
     await shop.ask()
     found = await record(store)
     await store.aclose()

@@ -57,7 +57,7 @@ from semel.testing.simulator import (
 )
 from semel.values import Outcome
 
-SHORT_RETENTION_S = 1.25 * LEASE_S
+SHORT_TTL_S = 1.25 * LEASE_S
 LINGER_S = 0.2
 MAX_RESPONSE = 600
 PATIENT_S = 4 * MAX_RUN_S
@@ -252,7 +252,7 @@ class World:
             on_error=on_error,
             on_crash=on_crash,
             wait=self.choose((0, 0, 2 * LEASE_S)),
-            retention=SHORT_RETENTION_S if self.chance() < 0.15 else 86_400,
+            ttl=SHORT_TTL_S if self.chance() < 0.15 else 86_400,
             fingerprint=self.choose(("bytes", "json")),
             lease=LEASE_S,
             max_run=MAX_RUN_S,

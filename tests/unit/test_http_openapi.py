@@ -66,8 +66,8 @@ def test_a_duration_is_told_in_its_largest_whole_unit(seconds, said):
 
 
 def test_a_response_that_is_kept_for_good_is_told_so():
-    assert "kept for good" in parameter(ruling(retention=None))["description"]
-    assert operation(ruling(retention=None), "201", ())["x-idempotency-retention"] is None
+    assert "kept for good" in parameter(ruling(ttl=None))["description"]
+    assert operation(ruling(ttl=None), "201", ())["x-idempotency-retention"] is None
 
 
 @pytest.mark.parametrize(

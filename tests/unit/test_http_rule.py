@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semel.errors import SettingsError
-from semel.http import IdempotencyMiddleware, Rule
-from semel.http.rule import Rules, Ruling
+from semel.http import IdempotencyMiddleware, Rule, WSGIMiddleware
+from semel.http.rule import Rules, Ruling, changed
 from semel.policy import Recovered
 from semel.stores import MemoryStore
 
@@ -27,14 +29,52 @@ def ruling(**settings):
         ({"max_response": 1.5}, "max_response"),
         ({"methods": "POST"}, "one word"),
         ({"fingerprint": "xml"}, "xml"),
-        ({"retention": 0}, "ttl"),
-        ({"lease": 100, "retention": 50}, "lease"),
+        ({"ttl": 0}, "ttl"),
+        ({"lease": 100, "ttl": 50}, "lease"),
         ({"scope": ""}, "tenant"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_where_it_is_made(settings, says):
     with pytest.raises(SettingsError, match=says):
         ruling(**settings)
+
+
+def test_retention_is_an_older_spelling_of_ttl():
+    assert Rule(retention=60) == Rule(ttl=60)
+    assert Rule(retention=None).ttl is None
+    assert Rule().ttl == 86_400
+    assert replace(Rule(retention=60), lease=5).ttl == 60
+
+
+def test_ttl_and_retention_together_are_refused():
+    with pytest.raises(SettingsError, match="leave retention=50 out"):
+        Rule(ttl=60, retention=50)
+
+
+def test_changed_rule_takes_either_spelling_of_ttl():
+    assert changed(Rule(retention=60), {"retention": 90}).ttl == 90
+    assert changed(Rule(ttl=60), {"ttl": 90, "lease": 5}) == Rule(ttl=90, lease=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"lease": 3}, r"rule={'lease': 3} is a dict; write rule=Rule\(lease=3\)"),
+        ({}, r"rule={} is a dict; write rule=Rule\(\)"),
+        ("required", r"rule='required' is a str; write rule=Rule\(\.\.\.\)"),
+        (Rule, "is a type; write"),
+    ],
+)
+def test_a_rule_that_is_no_rule_is_refused(given, says):
+    for middleware in (IdempotencyMiddleware, WSGIMiddleware):
+        with pytest.raises(SettingsError, match=says):
+            middleware(lambda *_: None, store=MemoryStore(), scope="shop", rule=given)
+
+
+def test_a_route_whose_rule_is_a_dict_is_refused():
+    routes = {"/orders": {"lease": 3}}
+    with pytest.raises(SettingsError, match=r"routes\['/orders'\]={'lease': 3}.*Rule\(lease=3\)"):
+        IdempotencyMiddleware(lambda *_: None, store=MemoryStore(), scope="shop", routes=routes)
 
 
 @pytest.mark.parametrize("scope", [None, "", 7])

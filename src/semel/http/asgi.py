@@ -66,7 +66,7 @@ class IdempotencyMiddleware:
         routes: Mapping[str, Rule | None] | None = None,
     ) -> None:
         self.app = app
-        self._rules = Rules(rule or Rule(), scope, routes)
+        self._rules = Rules(rule, scope, routes)
         self._door = Door(store, ASYNC)
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,6 @@ closed before its rows and the record are committed, so it is refused.
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -62,7 +61,7 @@ from semel.http.door import Door
 from semel.http.exchange import Exchange, RequestAttempt
 from semel.http.protocol import KEY_HEADER, Refusal, Response
 from semel.http.request import ATTEMPT, checked_tenant, key_of
-from semel.http.rule import Rule, Ruling
+from semel.http.rule import Rule, Ruling, as_rule, changed
 from semel.http.unkeyed import Unkeyed
 from semel.ports import Store
 from semel.settings import as_store
@@ -99,7 +98,7 @@ class Idempotency:
         rule: Rule | None = None,
         session: Dependency | None = None,
     ) -> None:
-        self.rule = rule or Rule()
+        self.rule = as_rule(rule)
         if self.rule.scope is not None:
             raise SettingsError("Rule(scope=) is for the middleware; write Idempotency(scope=)")
         self.scope = scope
@@ -113,7 +112,7 @@ class Idempotency:
 
     def but(self, **changes: Any) -> Idempotency:
         """The same with another rule: `idempotency.but(key="required", on_error="hold")`."""
-        rule = dataclasses.replace(self.rule, **changes)
+        rule = changed(self.rule, changes)
         return Idempotency(scope=self.scope, store=self._given, rule=rule, session=self.session)
 
     async def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
@@ -26,6 +26,11 @@ NEVER_STORED = frozenset({401, 403, 408, 413, 425, 429})
 # Said by a router that found no handler; stored only where we know that there was one.
 NO_ROUTE = frozenset({404, 405})
 
+# Default of `ttl`, in seconds.
+DAY_S = 86_400
+
+NOT_GIVEN: Any = object()
+
 FIRST_SERVER_ERROR = 500
 FIRST_ERROR = 400
 
@@ -36,7 +41,8 @@ class Rule:
 
     `key`: "optional", or "required", where a request without one is refused.
     `methods`: the ones it is for; others pass untouched.
-    `retention`: how long a response is remembered after it was recorded; None for ever.
+    `ttl`: how long a response is remembered after it was recorded; None for ever. `retention` is
+    an older spelling of it.
     `wait`: how long a request waits for another one with its key; 0 answers 409 at once.
     `on_error`: what a 5xx means, or an exception before the last byte: "release", a retry runs;
     "store", a retry gets the error; "hold", the outcome is unknown and must be settled first.
@@ -57,7 +63,7 @@ class Rule:
 
     key: Literal["optional", "required"] = "optional"
     methods: Collection[str] = ("POST", "PATCH")
-    retention: Seconds | None = 86_400
+    ttl: Seconds | None = DAY_S
     wait: Seconds = 0
     on_error: OnError = "release"
     on_crash: OnError | Recover | None = None
@@ -73,6 +79,38 @@ class Rule:
     never_kept: Collection[str] = ()
     linger: Seconds = 0.5
     require: Collection[str] = ()
+    retention: InitVar[Any] = NOT_GIVEN
+
+    def __post_init__(self, retention: Any) -> None:
+        if retention is NOT_GIVEN:
+            return
+        if self.ttl != DAY_S:
+            raise SettingsError(
+                f"retention is an older spelling of ttl; leave retention={retention!r} out, or "
+                f"ttl={self.ttl!r}"
+            )
+        object.__setattr__(self, "ttl", retention)
+
+
+def as_rule(given: object, name: str = "rule") -> Rule:
+    """Return the rule that was given, or the default one; `SettingsError` if it is not a `Rule`."""
+    if given is None:
+        return Rule()
+    if isinstance(given, Rule):
+        return given
+    inside = "..."
+    if isinstance(given, Mapping):
+        inside = ", ".join(f"{setting}={content!r}" for setting, content in given.items())
+    raise SettingsError(
+        f"{name}={given!r} is a {type(given).__name__}; write {name}=Rule({inside})"
+    )
+
+
+def changed(rule: Rule, changes: Mapping[str, Any]) -> Rule:
+    """Return the rule with other settings. `retention` replaces the ttl that the rule has."""
+    if "retention" in changes:
+        rule = replace(rule, ttl=DAY_S)
+    return replace(rule, **changes)
 
 
 class Ruling:
@@ -107,7 +145,7 @@ class Ruling:
 
 def _policy(rule: Rule) -> Policy:
     return make_policy(
-        ttl=rule.retention,
+        ttl=rule.ttl,
         lease=rule.lease,
         wait_timeout=rule.wait or 1,
         max_run=rule.max_run,
@@ -239,11 +277,14 @@ class Rules:
     """
 
     def __init__(
-        self, rule: Rule, scope: Scope, routes: Mapping[str, Rule | None] | None = None
+        self, rule: Rule | None, scope: Scope, routes: Mapping[str, Rule | None] | None = None
     ) -> None:
-        self.common = Ruling(rule, scope)
+        self.common = Ruling(as_rule(rule), scope)
         self._routes = [
-            (_pattern(path), None if chosen is None else Ruling(chosen, scope))
+            (
+                _pattern(path),
+                None if chosen is None else Ruling(as_rule(chosen, f"routes[{path!r}]"), scope),
+            )
             for path, chosen in (routes or {}).items()
         ]
 

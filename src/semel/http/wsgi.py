@@ -80,7 +80,7 @@ class WSGIMiddleware:
         routes: Mapping[str, Rule | None] | None = None,
     ) -> None:
         self.app = app
-        self._rules = Rules(rule or Rule(), scope, routes)
+        self._rules = Rules(rule, scope, routes)
         self._door = Door(store, SYNC)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
