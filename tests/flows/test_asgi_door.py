@@ -8,19 +8,22 @@ import gc
 import hashlib
 import json
 import logging
+import traceback
 from threading import current_thread, main_thread
 from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from starlette.responses import JSONResponse
 
 import semel
 from semel import SettingsError
 from semel.colour import ASYNC
 from semel.guard import CannotTell, Recovered, Retry
-from semel.http import IdempotencyMiddleware, Refusal, Response, Rule, attempt_of, problem
+from semel.http import IdempotencyMiddleware, Refusal, Response, Rule, asgi, attempt_of, problem
 from semel.http.body import Body
+from semel.http.exchange import Exchange
 from semel.stores.memory import MemoryStore
 from semel.testing.clock import FakeClock
 from semel.values import State
@@ -772,6 +775,48 @@ async def test_a_response_that_says_its_length_is_gathered_however_long_it_takes
     app = door(Shop(answer), Rule(linger=0.005))
     await ask(app, key="k")
     assert (await ask(app, key="k")).body == b"onetwo"
+
+
+async def without_more_body(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def with_more_body(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200})
+    await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+
+async def without_body(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200})
+    await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize(
+    ("app", "body"),
+    [
+        (JSONResponse({}), b"{}"),
+        (without_more_body, b"{}"),
+        (with_more_body, b"{}"),
+        (without_body, b""),
+    ],
+)
+async def test_whole_response_is_recorded_from_send_itself(door, monkeypatch, app, body):
+    """Each further coroutine would wait, and keep its frame, until the store has answered."""
+    waiting = []
+    close = Exchange.close
+
+    def spied(self, *args, **kwargs):
+        frames = traceback.extract_stack()
+        waiting.extend(frame.name for frame in frames if frame.filename == asgi.__file__)
+        return close(self, *args, **kwargs)
+
+    monkeypatch.setattr(Exchange, "close", spied)
+    shop = door(Shop(app))
+    first = await ask(shop, key="k")
+    assert waiting == ["__call__", "hold", "send", "_finish"]
+    again = await ask(shop, key="k")
+    assert (first.body, again.body, again.replayed) == (body, body, True)
 
 
 async def test_early_hints_go_out_at_once_and_are_no_part_of_the_response(door):

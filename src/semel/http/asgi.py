@@ -224,6 +224,11 @@ async def reply(send: Send, response: Response) -> None:
 # --- the conversation ---------------------------------------------------------------------------
 
 
+def _is_end(message: Message) -> bool:
+    """Return whether this message ends a response. Starlette leaves `more_body` out."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
 class Conversation:
     """One keyed request and its response: the app's `receive` and `send`, and the record."""
 
@@ -322,7 +327,7 @@ class Conversation:
         if self._lock is not None:
             async with self._lock:
                 await self._take(message)
-        elif self._passing or message.get("more_body", True):
+        elif self._passing or not _is_end(message):
             await self._take(message)
         else:  # the end of a usual response: while it is recorded, this is what waits
             self._keep_piece(message)
@@ -339,7 +344,7 @@ class Conversation:
         """Return whether the client has the whole response when it has this message."""
         if message["type"] != "http.response.body":
             return False
-        return not message.get("more_body", False) or self._exchange.is_complete(self._size)
+        return _is_end(message) or self._exchange.is_complete(self._size)
 
     async def _send_live(self, message: Message) -> None:
         """Hand a message to the server; the end of a live response is recorded first."""
@@ -369,7 +374,7 @@ class Conversation:
 
     async def _gather_piece(self, message: Message) -> None:
         self._keep_piece(message)
-        if not message.get("more_body", False):
+        if _is_end(message):
             await self._finish()
         elif self._size > self._ruling.max_response:
             await self._go_live()
