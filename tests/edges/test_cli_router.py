@@ -127,3 +127,14 @@ def test_its_line_says_how_far_it_is_and_what_went_wrong():
         "2 of 8 shards, 1,200 routed, 300/s, 3 passed over, events lost 1 times, lag 0.2 s"
     )
     assert line._state(status)[-1] == 1
+
+
+def test_final_number_given_ends_jobs_there(stores):
+    with router(stores, "--final", "51") as running:
+        publish(stores, [50, 51], stage="done")
+        running.until(lambda: set(map(tuple, routed(stores).values())) == {(50, 51)}, "both")
+        assert running.metric("semel_router_refused_total") == 0
+        assert running.stop() == 0
+    store = as_log_store(stores[1])
+    assert run(store.log(SYNC).load(f"scan:job:{JOBS[0]}")).life == "ended"
+    store.close()

@@ -83,3 +83,51 @@ def test_with_stages_of_ones_own_another_name_is_a_mistake():
         own.check("upload", 100)
     with pytest.raises(SettingsError, match="are no stages"):
         Stages(["upload"])
+
+
+# --- the number that ends a job -----------------------------------------------------------------
+
+
+def test_final_number_given_ends_job_from_that_number_on():
+    seed = Stages(final=51)
+    assert not seed.ends("done", 50)
+    assert seed.ends("done", 51)
+    assert seed.ends("done", 101)
+    assert seed.ends("failed", 60)
+    assert not seed.ends("reward", 51)
+
+
+def test_final_number_left_out_ends_job_at_any_number_of_last_stage():
+    assert Stages().ends("done", 50)
+    assert Stages().ends("done")
+
+
+def test_final_number_with_own_ranges_ends_job_from_that_number_on():
+    own = Stages({"upload": (1, 99), "published": (100, 109)}, final=105)
+    assert [own.ends("published", seq) for seq in (100, 104, 105, 109)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("final", [49, 60, "51", True, 51.0])
+def test_final_number_outside_last_stage_is_refused(final):
+    with pytest.raises(SettingsError, match=r"final=.*'done'.*50 to 59"):
+        Stages(final=final)
+
+
+@pytest.mark.parametrize(
+    ("stages", "stage", "first"),
+    [
+        (Stages(), "progress", 1),
+        (Stages(), "vision", 10),
+        (Stages(), "done", 50),
+        (Stages(final=51), "done", 51),
+        (Stages(), "failed", 60),
+        (Stages({"all": (0, 9)}), "all", 1),
+    ],
+)
+def test_first_automatic_number_is_first_of_range_and_at_least_one(stages, stage, first):
+    assert stages.least_seq(stage) == first

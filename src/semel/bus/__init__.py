@@ -1,6 +1,6 @@
 """The event bus: workers say how a job goes on, and everybody who watches it hears it in order."""
 
-from semel.bus.publisher import BlockingPublisher, Publisher
+from semel.bus.publisher import BlockingPublisher, Publisher, publish_event
 from semel.bus.router import Router, RouterStatus
 from semel.bus.stages import SEQ_RANGES, Stages, get_next_seq
 from semel.bus.watching import Watcher
@@ -18,4 +18,5 @@ __all__ = [
     "StaleAttemptError",
     "Watcher",
     "get_next_seq",
+    "publish_event",
 ]

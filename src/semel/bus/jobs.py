@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring as _quoted
 from typing import Any, NamedTuple
 
-from semel.bus.stages import MOST_SEQ
+from semel.bus.stages import FAILED, MOST_SEQ
 from semel.entries import Answer, Entry, Field, FieldValue, Keep, Snapshot
 from semel.errors import SettingsError
 from semel.keys import plain
@@ -160,7 +160,10 @@ def _fault(event: Any) -> str:
     if not (isinstance(event.failed_in, str) and ":" not in event.failed_in):
         return f"stage={event.failed_in!r:.80}: a stage has a name, which is a str without a colon"
     if not (type(event.seq) is int and 0 <= event.seq <= MOST_SEQ):
-        return f"seq={event.seq!r:.80}: an event's number is 0 to 2**32 - 1"
+        return (
+            f"seq={event.seq!r:.80}: an event's number is 0 to 2**32 - 1; without a number, name "
+            "the data: publish(job_id, stage, data=...)"
+        )
     if not (type(event.attempt) is int and 1 <= event.attempt <= MOST_ATTEMPT):
         return f"attempt={event.attempt!r:.80}: attempts are counted from 1, to 2**21 - 1"
     return ""
@@ -174,10 +177,11 @@ def append(
     ends: bool,
     keep: Keep,
     fences: Mapping[str, int] | None = None,
+    rising: Mapping[str, int] | None = None,
 ) -> Answering[Answer]:
     """Add the event to its job's stream: entry, state and ring in one call.
 
-    `fences` are those of whoever passes it on.
+    `fences` are those of the router, `rising` those that grow with each event.
     """
     return log.append(
         stream_of(event.domain, event.job_id),
@@ -185,6 +189,7 @@ def append(
         id=event.id,
         fingerprint=written.fingerprint,
         fences={**event.fences, **fences} if fences else event.fences,
+        rising=rising,
         state=Field(event.stage, event.rank, written.entry),
         ends=ends,
         keep=keep,
@@ -255,4 +260,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _by_seq(fields: Mapping[str, FieldValue]) -> list[tuple[str, FieldValue]]:
-    return sorted(fields.items(), key=lambda item: (item[1].rank & MOST_SEQ, item[0]))
+    """In the order of their numbers. A failure is last: nothing comes after it."""
+    return sorted(
+        fields.items(), key=lambda item: (item[0] == FAILED, item[1].rank & MOST_SEQ, item[0])
+    )

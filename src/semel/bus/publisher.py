@@ -12,16 +12,28 @@ workers' own store the events wait for a router, all of a job in the same one. T
 repeat of an event is known, and that too much is waiting: that an attempt is stale, or a job has
 ended, is found by the router, who passes the event over and counts it.
 
+Without a number, an event takes the next one of its job and attempt:
+
+    await publisher.publish("job-7", "progress", data={"percent": 40})
+
+Then two calls are two events. Only after an error, the same call of the same publisher repeats the
+event: it takes the same number. In the job's stream, automatic numbers grow with each event, also
+with several publishers: the log knows the last one. In a shard it does not, and a number that
+another publisher has taken is found by its fingerprint, which names the publisher.
+
 The easy mistake is to go on after `StaleAttemptError`: somebody else does the same work by now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, assert_never
+from typing import Any, Literal, Self, TypeAlias, assert_never
 
 from semel.bus import jobs
 from semel.bus.jobs import KEEP_JOB, KEEP_SHARD, Event, Written, named
+from semel.bus.numbers import Numbers, highest_in
 from semel.bus.stages import FAILED, STAGES, Stages
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.entries import Answer, Appended, Ended, Fenced, Full, Keep, Repeated, VersionConflict
@@ -36,13 +48,19 @@ from semel.ports import Answering, LogStore
 from semel.settings import as_log_store
 from semel.values import Mismatch
 
-__all__ = ["BlockingPublisher", "Publisher"]
+__all__ = ["BlockingPublisher", "OnConflict", "Publisher", "publish_event"]
+
+OnConflict: TypeAlias = Literal["raise", "skip"]
+"""What becomes of other data under a number that was published: an error, or False."""
 
 # Of an event as it is stored. A gateway holds some of them for each of its connections.
 MOST_BYTES = 64 * 1024
 
 # A router that runs takes what waits in less; one that does not run is not there at once.
 RETRY_S = 1.0
+
+# Appends of one automatically numbered event. Each refusal means that another publisher was faster.
+MOST_TRIES = 64
 
 
 class _Flow:
@@ -57,6 +75,7 @@ class _Flow:
         stages: Stages,
         keep: Keep | None,
         most_bytes: int,
+        on_conflict: OnConflict,
     ) -> None:
         match shards:
             case None:
@@ -67,6 +86,9 @@ class _Flow:
                 raise SettingsError(f"shards={shards!r}: at least one, or None without a router")
         if not isinstance(stages, Stages):
             raise SettingsError(f"stages={stages!r:.80}: give Stages({{...}})")
+        if on_conflict not in {"raise", "skip"}:
+            raise SettingsError(f'on_conflict={on_conflict!r:.80}: "raise" or "skip"')
+        self._skips = on_conflict == "skip"
         self._domain = jobs.checked_domain(domain)
         self._shards = shards
         self._stages = stages
@@ -80,32 +102,120 @@ class _Flow:
         self.store = as_log_store(store)
         self.opened = isinstance(store, str)
         self._log = self.store.log(colour)
+        self._numbers = Numbers()
 
     async def publish(
-        self,
-        job_id: str,
-        stage: str,
-        seq: int,
-        data: Any,
-        attempt: int,
-        failed_in: str = "",
+        self, job_id: str, stage: str, seq: int | None, data: Any, attempt: int
     ) -> bool:
-        event = jobs.event(self._domain, job_id, stage, seq, data, attempt, failed_in)
+        if seq is None:
+            return await self._publish_next(job_id, stage, data, attempt)
+        event = jobs.event(self._domain, job_id, stage, seq, data, attempt)
         self._stages.check(event.stage, seq)
-        written = self._written(event)
-        if self._shards is None:
-            answer = await self._to_its_job(event, written)
-        else:
-            answer = await self._to_a_router(event, written, self._shards)
-        return _told(answer, event, self._shards)
+        self._count(event)
+        return await self._publish(event)
 
     async def fail(self, job_id: str, data: Any, attempt: int, stage: str) -> bool:
+        """Publish the failure. It is not counted, so that a repeat has the same number."""
         seq = self._stages.next_seq(FAILED)
-        return await self.publish(job_id, FAILED, seq, data, attempt, stage)
+        event = jobs.event(self._domain, job_id, FAILED, seq, data, attempt, stage)
+        return await self._publish(replace(event, seq=max(seq, await self._highest(event) + 1)))
 
-    def _to_its_job(self, event: Event, written: Written) -> Answering[Answer]:
-        ends = self._stages.ends(event.stage)
-        return jobs.append(self._log, event, written, ends=ends, keep=self._keep)
+    async def _publish(self, event: Event) -> bool:
+        answer = await self._append(event, self._written(event))
+        if self._skips and isinstance(answer, Mismatch):
+            return False
+        return _told(answer, event, self._shards)
+
+    def _append(
+        self, event: Event, written: Written, rising: Mapping[str, int] | None = None
+    ) -> Answering[Answer]:
+        if self._shards is None:
+            return self._to_its_job(event, written, rising)
+        return self._to_a_router(event, written, self._shards)
+
+    # --- automatic numbers ----------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> Numbers:
+        """The counts of this process: a fork begins its own."""
+        if not self._numbers.is_ours:
+            self._numbers = Numbers()
+        return self._numbers
+
+    def _count(self, event: Event) -> None:
+        """Count a number that was given. Without shards, only where counting has begun."""
+        if self._shards is None and not self._numbers:
+            return
+        count = (event.job_id, event.attempt)
+        if self._shards is not None or self.numbers.highest(count) is not None:
+            self.numbers.saw(count, event.seq)
+
+    async def _highest(self, event: Event) -> int:
+        """The highest number of the job, as far as it is known."""
+        highest = self.numbers.highest((event.job_id, event.attempt))
+        return await self._highest_in_log(event) if highest is None else highest
+
+    async def _highest_in_log(self, event: Event) -> int:
+        """The same from the job's log; 0 with shards, where the log is elsewhere."""
+        if self._shards is not None:
+            return 0
+        snapshot = await self._log.load(jobs.stream_of(self._domain, event.job_id))
+        return highest_in(snapshot.fields, event.stage, event.attempt)
+
+    async def _publish_next(self, job_id: str, stage: str, data: Any, attempt: int) -> bool:
+        event = jobs.event(self._domain, job_id, stage, 0, data, attempt)
+        numbers, count = self.numbers, (event.job_id, event.attempt)
+        event, step = replace(event, seq=await self._first_seq(event)), 1
+        for _ in range(MOST_TRIES):
+            answer = await self._append_as(event, numbers)
+            match answer:
+                case Mismatch():
+                    numbers.saw(count, await self._highest_in_log(event))
+                    least, step = event.seq + step, 2 * step
+                case Fenced(name, number) if name == _fence(event):
+                    least = number + 1
+                case _:
+                    if isinstance(answer, Ended) or self._stages.ends(event.stage, event.seq):
+                        numbers.forget(count)
+                    return _told(answer, event, self._shards)
+            event = replace(event, seq=numbers.take(count, least))
+        raise BackPressureError(
+            f"other publishers have taken {MOST_TRIES} numbers that {named(event)} could have had; "
+            f"publish the same again in {RETRY_S:g} s",
+            retry_after=RETRY_S,
+        )
+
+    async def _first_seq(self, event: Event) -> int:
+        """The number of this call when it failed before, or else the next one."""
+        numbers, count = self.numbers, (event.job_id, event.attempt)
+        least = self._stages.least_seq(event.stage)
+        if numbers.has_unsettled:
+            seq = numbers.resume(event, self._written(event))
+            if seq is not None:
+                return seq
+        if numbers.highest(count) is None:
+            numbers.saw(count, await self._highest_in_log(event))
+        return numbers.take(count, least)
+
+    async def _append_as(self, event: Event, numbers: Numbers) -> Answer:
+        """Append it as this publisher's. Its number is kept for a repeat, if that fails."""
+        written, rising = self._written(event), {_fence(event): event.seq}
+        try:
+            answer = await self._append(event, numbers.signed(written), rising)
+        except BaseException:
+            numbers.unsettle(event, written)
+            raise
+        if isinstance(answer, Full):
+            numbers.unsettle(event, written)
+        return answer
+
+    # --- appending ------------------------------------------------------------------------------
+
+    def _to_its_job(
+        self, event: Event, written: Written, rising: Mapping[str, int] | None
+    ) -> Answering[Answer]:
+        ends = self._stages.ends(event.stage, event.seq)
+        return jobs.append(self._log, event, written, ends=ends, keep=self._keep, rising=rising)
 
     def _to_a_router(self, event: Event, written: Written, shards: int) -> Answering[Answer]:
         id = jobs.id_in_shard(event)
@@ -131,6 +241,14 @@ class _Flow:
                 "most_bytes"
             )
         return written
+
+
+def _fence(event: Event) -> str:
+    """The name under which a job's log knows an attempt's last automatic number.
+
+    No stage has a colon in its name.
+    """
+    return f"seq:{event.attempt}"
 
 
 def _told(answer: Answer, event: Event, shards: int | None) -> bool:
@@ -174,6 +292,8 @@ class Publisher:
 
     A store given by its URL is closed with the publisher; one given as it is stays open. `keep`
     says how long a job's stream is kept or, with `shards`, how much may wait in one of these.
+    `on_conflict="skip"`: other data under a number that was published return False, and raise
+    nothing.
     """
 
     def __init__(
@@ -185,15 +305,21 @@ class Publisher:
         stages: Stages = STAGES,
         keep: Keep | None = None,
         most_bytes: int = MOST_BYTES,
+        on_conflict: OnConflict = "raise",
     ) -> None:
-        self._flow = _Flow(store, ASYNC, domain, shards, stages, keep, most_bytes)
+        self._flow = _Flow(store, ASYNC, domain, shards, stages, keep, most_bytes, on_conflict)
 
-    async def publish(self, job_id: str, stage: str, seq: int, data: Any, attempt: int = 1) -> bool:
-        """Say that this has happened: True when it is new, False when it was said before.
+    async def publish(
+        self, job_id: str, stage: str, seq: int | None = None, data: Any = None, attempt: int = 1
+    ) -> bool:
+        """Publish an event: True when it is new, False when it was published before.
 
-        `IdempotencyConflictError`: the same was said with other data. `StaleAttemptError`: a later
-        attempt at the stage has begun. `JobEndedError`: the job has ended. `BackPressureError`: say
-        it again later.
+        Without `seq` it takes the next number of the job and attempt, and is new each time; only
+        the repeat of a call that has failed is the same event.
+
+        `IdempotencyConflictError`: it was published with other data (with `on_conflict="skip"`,
+        False). `StaleAttemptError`: a later attempt at the stage has begun. `JobEndedError`: the
+        job has ended. `BackPressureError`: publish it again later.
         """
         return await self._flow.publish(job_id, stage, seq, data, attempt)
 
@@ -235,11 +361,14 @@ class BlockingPublisher:
         stages: Stages = STAGES,
         keep: Keep | None = None,
         most_bytes: int = MOST_BYTES,
+        on_conflict: OnConflict = "raise",
     ) -> None:
-        self._flow = _Flow(store, SYNC, domain, shards, stages, keep, most_bytes)
+        self._flow = _Flow(store, SYNC, domain, shards, stages, keep, most_bytes, on_conflict)
 
-    def publish(self, job_id: str, stage: str, seq: int, data: Any, attempt: int = 1) -> bool:
-        """Say that this has happened: True when it is new, False when it was said before."""
+    def publish(
+        self, job_id: str, stage: str, seq: int | None = None, data: Any = None, attempt: int = 1
+    ) -> bool:
+        """Publish an event: True when it is new, False when it was published before."""
         return run(self._flow.publish(job_id, stage, seq, data, attempt))
 
     def fail(self, job_id: str, data: Any = None, attempt: int = 1, *, stage: str = "") -> bool:
@@ -260,3 +389,55 @@ class BlockingPublisher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# --- with a client ------------------------------------------------------------------------------
+
+# As in the first table of stages: 50 is an event of `done`, and 51 ends the job.
+FINAL_51 = Stages(final=51)
+
+
+async def publish_event(
+    redis: Any,
+    domain: str,
+    job_id: str,
+    stage: str,
+    seq: int,
+    data: Any,
+    *,
+    shards: int | None = None,
+    stages: Stages = FINAL_51,
+) -> bool:
+    """Publish an event through a client of `redis.asyncio`, or in a store with a log.
+
+    True: it is new. False: an event of this stage and number is there, with these data or others.
+    `shards` and `stages` are those of a `Publisher`; a job ends with event 51 of `done`.
+    """
+    publisher = Publisher(
+        _store_of(redis), domain=domain, shards=shards, stages=stages, on_conflict="skip"
+    )
+    return await publisher.publish(job_id, stage, seq, data)
+
+
+def _store_of(client: Any) -> LogStore:
+    """The store over a client: one, kept with the client itself, so that it lives as long.
+
+    In a dict with weak keys it would never go: a store refers to its client.
+    """
+    if isinstance(client, LogStore):
+        return client
+    if isinstance(client, str):
+        raise SettingsError(
+            "publish_event takes a client, Redis.from_url(...) of redis.asyncio, or a store; with "
+            "a URL it would connect for each event: keep a Publisher(url) instead"
+        )
+    store: LogStore | None = getattr(client, _STORE, None)
+    if store is None:
+        from semel.stores import RedisStore
+
+        store = RedisStore(client)
+        setattr(client, _STORE, store)
+    return store
+
+
+_STORE = "_semel_store"

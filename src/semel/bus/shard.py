@@ -153,7 +153,7 @@ class Shard:
                     router.log,
                     event,
                     written,
-                    ends=router.stages.ends(event.stage),
+                    ends=router.stages.ends(event.stage, event.seq),
                     keep=router.keep,
                     fences=self._fences,
                 )

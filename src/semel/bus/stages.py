@@ -4,8 +4,9 @@
     get_next_seq("vision", 3)     # 13
 
 A stage has a range of numbers, so that an event's number tells its stage and its place in it. The
-last stage ends the job: its first event is the job's last. So does `failed`, which need not be
-named, and whose range follows that of the last stage.
+last stage ends the job: its first event is the job's last, or with `final` the first one that has
+this number or a larger one. So does `failed`, which need not be named, and whose range follows that
+of the last stage. A publisher's automatic numbers begin in a stage's range, and may leave it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ class Stages:
 
     Without `ranges`, a stage that is not among `SEQ_RANGES` has the numbers 0 to 9. Where they are
     given, one that is not among them is refused: misspelt, the last one would never end its job.
+    `final` is the number from which an event of the last stage ends the job; without it, each does.
     """
 
-    def __init__(self, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, ranges: Mapping[str, tuple[int, int]] | None = None, *, final: int | None = None
+    ) -> None:
         self._takes_others = ranges is None
         ranges = SEQ_RANGES if ranges is None else ranges
         _check(ranges)
@@ -49,6 +53,12 @@ class Stages:
         first, last = ranges[self._last]
         self.ranges = {**ranges, FAILED: (last + 1, 2 * last + 1 - first)}
         _check_numbers(FAILED, *self.ranges[FAILED])
+        if final is not None and not (type(final) is int and first <= final <= last):
+            raise SettingsError(
+                f"final={final!r:.80} is no number of the last stage, {self._last!r}, which has "
+                f"{first} to {last}"
+            )
+        self._final = final
 
     def next_seq(self, stage: str, sub_seq: int = 0) -> int:
         """The number of the stage's event `sub_seq`, from 0. `OverflowError` behind its last."""
@@ -71,9 +81,21 @@ class Stages:
                 f"stages=Stages({{{stage!r}: (..., ...)}}) another range"
             )
 
-    def ends(self, stage: str) -> bool:
-        """Is the job over with an event of this stage?"""
-        return stage in {self._last, FAILED}
+    def least_seq(self, stage: str) -> int:
+        """The first automatic number of a stage, from 1. In the last stage it ends the job."""
+        first, _ = self._range(stage)
+        if stage == self._last and self._final is not None:
+            first = self._final
+        return max(first, 1)
+
+    def ends(self, stage: str, seq: int | None = None) -> bool:
+        """Return whether an event of this stage and number ends the job.
+
+        Without a number: whether some event of the stage does.
+        """
+        if stage == self._last:
+            return self._final is None or seq is None or seq >= self._final
+        return stage == FAILED
 
     @property
     def _giver(self) -> str:

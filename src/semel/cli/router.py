@@ -11,6 +11,7 @@ import typer
 from semel.brokers import connect as connect_broker
 from semel.bus import Router, Stages
 from semel.bus.router import BATCH, SHARDS
+from semel.bus.stages import MOST_SEQ
 from semel.cli import disk, process
 from semel.cli.command import refuse_empty, reporting
 from semel.cli.process import GRACE, Grace, Http, Quiet
@@ -50,6 +51,16 @@ def router(
     last: Annotated[
         str, typer.Option(metavar="STAGE", help="The last stage, which ends a job.")
     ] = "done",
+    final: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEQ",
+            min=0,
+            max=MOST_SEQ // 2,
+            show_default=False,
+            help="The number from which its events end a job, as in Stages(final=51); else all do.",
+        ),
+    ] = None,
     name: Annotated[
         str,
         typer.Option(
@@ -77,7 +88,7 @@ def router(
                 domain=domain,
                 shards=None if topic else shards,
                 topic=topic or None,
-                stages=Stages({last: (0, 9)}),
+                stages=Stages({last: (0, final or 0)}, final=final),
                 name=name or None,
                 batch=batch,
                 lease_s=lease_s,
