@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -196,6 +197,13 @@ def test_the_readme_example_charges_once(tmp_path):
     for said, cached in ((first, 1), (second, 2)):
         assert said.count("cached=True") == cached
         assert said.endswith("{'chips': {'ann': 60, 'bob': 100}, 'pot': 40}\n")
+
+
+def test_readme_names_every_extra_that_exists_and_no_other():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    install = (ROOT / "README.md").read_text().partition("\n## Install\n")[2].partition("\n## ")[0]
+    named = {name for group in re.findall(r"\.\[([\w,]+)\]", install) for name in group.split(",")}
+    assert named == set(project["optional-dependencies"])
 
 
 def commands():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import socket
 
 import httpx
@@ -10,6 +12,8 @@ from typer.testing import CliRunner
 
 from semel.bus import BlockingPublisher
 from semel.cli.app import app
+from semel.errors import SettingsError
+from semel.http.sse import Gateway, Limits
 from semel.stores import SQLiteStore
 from support.process import HOST
 from support.proxy import Proxy
@@ -36,6 +40,12 @@ def semel_cli(*words):
         (("--authorise", "nowhere:viewer"), "there is no module 'nowhere'"),
         (("--max-age", "soon"), "is not a duration"),
         (("--head-timeout", "0", "--port", "0"), "--head-timeout 0s is not positive; write 10s"),
+        (("--retry-ms", "soon"), "--retry-ms soon: write 500-2500, or one number"),
+        (("--retry-ms", "900-100"), "retry_ms=(900, 100)"),
+        (("--reauthorise", "often"), "is not a duration"),
+        (("--write-within", "0"), "write_within_s=0"),
+        (("--accepts-per-s", "0"), "accepts_per_s=0"),
+        (("--ticket-within", "30s"), "--ticket-within needs --tickets"),
     ],
 )
 def test_what_cannot_work_is_said_and_ends_it(url, options, said):
@@ -117,4 +127,79 @@ def test_functions_of_the_application_say_who_may_see_what(url, tmp_path):
         assert httpx.get(f"{at}7").status_code == 403
         assert httpx.get(f"{at}7", headers={"x-user": "eve"}).json()["data"] == "eve"
         assert running.metric("semel_gateway_refused_total") == 1
+        assert running.stop() == 0
+
+
+OPTIONS = [
+    ("--retry-ms", "700-800"),
+    ("--reauthorise", "forever"),
+    ("--per-principal", "7"),
+    ("--accepts-per-s", "8.5"),
+    ("--behind-events", "9"),
+    ("--behind-bytes", "1000"),
+    ("--write-within", "11s"),
+    ("--connections", "12"),
+    ("--heartbeat", "13s"),
+    ("--max-age", "14m"),
+    ("--cors", "https://shop.example"),
+    ("--base", "/jobs"),
+    ("--domain", "video"),
+]
+
+
+def test_options_given_are_those_of_the_gateway(url, monkeypatch):
+    made = []
+
+    def gateway(store, **how):
+        made.append(how)
+        raise SettingsError("enough")
+
+    monkeypatch.setattr("semel.cli.gateway.Gateway", gateway)
+    words = [word for option in OPTIONS for word in option]
+    flags = ("--wait", "--credentials", "--tickets", "--ticket-within", "20s")
+    answer = semel_cli(url, "--authorise", "os:getcwd", "--project", "os:fspath", *flags, *words)
+    assert "enough" in answer.stderr
+    [how] = made
+    assert how.pop("limits") == Limits(12, 7, 8.5, 9, 1000, 11.0)
+    assert how.pop("tickets")._within_s == 20.0
+    assert how == {
+        "domain": "video",
+        "base": "/jobs",
+        "authorise": os.getcwd,
+        "project": os.fspath,
+        "cors": ["https://shop.example"],
+        "credentials": True,
+        "unknown": "wait",
+        "heartbeat_s": 13.0,
+        "max_age_s": 840.0,
+        "reauthorise_s": None,
+        "retry_ms": (700, 800),
+    }
+
+
+def test_options_left_out_are_the_defaults_of_the_gateway(url, monkeypatch):
+    made = []
+
+    def gateway(store, **how):
+        made.append(how)
+        raise SettingsError("enough")
+
+    monkeypatch.setattr("semel.cli.gateway.Gateway", gateway)
+    semel_cli(url)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Gateway).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert made == [{**defaults, "limits": Limits()}], "each setting of the class has its option"
+
+
+def test_browser_waits_as_long_as_retry_ms_says(url, tmp_path):
+    store = SQLiteStore(tmp_path / "log.db")
+    BlockingPublisher(store).publish("7", "done", 50, {})
+    store.close()
+    with Running("gateway", url, "--port", "0", "--retry-ms", "1234") as running:
+        at = running.said.partition("jobs at ")[2].partition("JOB_ID")[0]
+        stream = httpx.get(f"{at}7", headers={"accept": "text/event-stream"})
+        assert stream.text.startswith("retry: 1234\n")
         assert running.stop() == 0

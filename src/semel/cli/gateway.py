@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from semel.cli import disk, process
 from semel.cli.application import named
-from semel.cli.command import Url, refuse_empty, reporting, seconds
+from semel.cli.command import Url, refuse_empty, reporting, seconds, seconds_or_forever
 from semel.cli.connections import HEAD_TIMEOUT_S, PER_ADDRESS, Waiting
 from semel.cli.process import GRACE, Grace, Http, Quiet
 from semel.cli.router import Domain
@@ -25,12 +27,16 @@ from semel.cli.serving import (
     refuse_without_server,
     url_of,
 )
+from semel.errors import SettingsError
 from semel.http.sse import Gateway, Limits, Tickets, abortable
+from semel.ports import LogStore
 from semel.settings import as_log_store
 
 __all__ = ["gateway"]
 
 log = logging.getLogger("semel")
+
+LIMITS = Limits()
 
 
 def gateway(
@@ -62,6 +68,22 @@ def gateway(
     tickets: Annotated[
         bool, typer.Option("--tickets", help="Take one-time tickets, as ?ticket=.")
     ] = False,
+    ticket_within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            show_default=False,
+            help="How long a ticket is good, as Tickets(within_s=) of its issuer has it; else 30s.",
+        ),
+    ] = "",
+    reauthorise: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How often --authorise is asked again while a viewer is connected; forever: never "
+            "again.",
+        ),
+    ] = "1m",
     cors: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,9 +104,39 @@ def gateway(
     max_age: Annotated[
         str, typer.Option(metavar="TIME", help="How old a connection gets.")
     ] = "10m",
+    retry_ms: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM-TO",
+            help="How many milliseconds a browser waits before it reconnects: a random number "
+            "between the two.",
+        ),
+    ] = "500-2500",
     connections: Annotated[
         int, typer.Option(help="So many at once, and no more.", min=1)
-    ] = Limits().connections,
+    ] = LIMITS.connections,
+    per_principal: Annotated[
+        int, typer.Option(help="Connections of one principal at once.", min=1)
+    ] = LIMITS.per_principal,
+    accepts_per_s: Annotated[
+        float, typer.Option(help="New streams in a second, with twice as many at once.")
+    ] = LIMITS.accepts_per_s,
+    behind_events: Annotated[
+        int,
+        typer.Option(
+            help="Events that wait for a viewer that reads nothing, before it is disconnected.",
+            min=1,
+        ),
+    ] = LIMITS.behind_events,
+    behind_bytes: Annotated[
+        int, typer.Option(help="The same in bytes.", min=1)
+    ] = LIMITS.behind_bytes,
+    write_within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="How long a viewer may read nothing, before it is disconnected."
+        ),
+    ] = f"{LIMITS.write_within_s:g}s",
     per_address: PerAddress = PER_ADDRESS,
     head_timeout: HeadTimeout = f"{HEAD_TIMEOUT_S:g}s",
     drain: Annotated[
@@ -97,6 +149,15 @@ def gateway(
     """Show jobs to browsers as they happen, until it is told to end."""
     heartbeat_s, max_age_s = seconds("--heartbeat", heartbeat), seconds("--max-age", max_age)
     drain_s, head_timeout_s = seconds("--drain", drain), seconds("--head-timeout", head_timeout)
+    reauthorise_s = seconds_or_forever("--reauthorise", reauthorise)
+    limits = Limits(
+        connections,
+        per_principal,
+        accepts_per_s,
+        behind_events,
+        behind_bytes,
+        seconds("--write-within", write_within),
+    )
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Serving]:
@@ -114,13 +175,15 @@ def gateway(
                 base=base,
                 authorise=named(authorise, "shop.views:viewer_of") if authorise else None,
                 project=named(project, "shop.views:shown_to") if project else None,
-                tickets=Tickets(store) if tickets else None,
+                tickets=_tickets(store, ticket_within) if tickets else None,
                 cors=cors,
                 credentials=credentials,
                 unknown="wait" if wait else "refuse",
                 heartbeat_s=heartbeat_s,
                 max_age_s=max_age_s,
-                limits=Limits(connections=allowed),
+                reauthorise_s=reauthorise_s,
+                retry_ms=_retry_ms(retry_ms),
+                limits=replace(limits, connections=allowed),
             )
             with listening(host, port) as sock:
                 at = f"jobs at {url_of(sock)}{base}/JOB_ID"
@@ -133,6 +196,8 @@ def gateway(
     with reporting(url):
         refuse_empty(url)
         refuse_without_server("gateway")
+        if ticket_within and not tickets:
+            raise SettingsError("--ticket-within needs --tickets")
         process.run(
             opened,
             about=f"{domain} of {url}",
@@ -142,3 +207,14 @@ def gateway(
             urls=(url,),
             loop=loop(),
         )
+
+
+def _tickets(store: LogStore, within: str) -> Tickets:
+    return Tickets(store, within_s=seconds("--ticket-within", within)) if within else Tickets(store)
+
+
+def _retry_ms(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,9})(?:[-,]([0-9]{1,9}))?", text)
+    if found is None:
+        raise SettingsError(f"--retry-ms {text}: write 500-2500, or one number")
+    return int(found[1]), int(found[2] or found[1])
