@@ -213,9 +213,13 @@ class Call:
         return answer
 
     def _in_progress(self, answer: Busy) -> InProgressError:
+        if self._waited:
+            advice = f"This call has waited for {self.policy.wait_s:g}s (wait_timeout). Retry later"
+        else:
+            advice = "Retry later, or wait for its result with on_duplicate='wait'"
         return InProgressError(
             f"{self.key.text!r} is held by another call, which is running or has died; its lease "
-            f"ends in {answer.left_s:.1f}s at the latest. Ask again, or use on_duplicate='wait'",
+            f"ends in {answer.left_s:.1f}s at the latest. {advice}",
             key=self.key.text,
             retry_after=answer.left_s,
         )
@@ -254,10 +258,22 @@ class Call:
         return value
 
     def duplicate_error(self, result: Any) -> DuplicateExecutionError:
-        return DuplicateExecutionError(
-            f"{self.key.text!r} was done before; the first result is in this error's `result`",
-            key=self.key.text,
-            result=None if isinstance(result, Raised) else result,
+        if not isinstance(result, Raised):
+            said = "was done before; the first result is in this error's `result`"
+            return DuplicateExecutionError(
+                f"{self.key.text!r} {said}", key=self.key.text, result=result
+            )
+        duplicate = DuplicateExecutionError(self._first_error(result.error), key=self.key.text)
+        duplicate.__cause__ = result.error
+        return duplicate
+
+    def _first_error(self, error: BaseException) -> str:
+        """Describe the outcome of a first call that left no result."""
+        if isinstance(error, ResultLostError):
+            return f"{self.key.text!r} was done before, and its result was lost: {error}"
+        return (
+            f"{self.key.text!r} was done before and failed; its error is this error's "
+            f"`__cause__`: {summary(error)}"
         )
 
     def replay(self, outcome: Outcome) -> Any:
@@ -453,9 +469,9 @@ class Call:
 
     def _lost(self, why: str) -> Outcome:
         log.warning(
-            "semel: the result of %r cannot be stored, so a repeat of this call will raise "
-            "ResultLostError: %s",
+            "semel: the result of %r cannot be stored, so a repeat of this call will raise %s: %s",
             self.key.text,
+            "DuplicateExecutionError" if self.policy.on_duplicate == "raise" else "ResultLostError",
             why,
         )
         return Outcome("lost", why.encode(errors="backslashreplace"))

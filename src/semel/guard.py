@@ -173,7 +173,7 @@ def idempotent(
     on_failure: OnFailure = "unlock",
     on_crash: OnCrash = "retry",
     on_unavailable: OnUnavailable = "raise",
-    lease: Seconds = 30,
+    lease: Seconds | None = None,
     wait_timeout: Seconds = 30,
     max_run: Seconds = 3600,
     max_waiters: int = 64,
@@ -185,6 +185,7 @@ def idempotent(
     fingerprint: FingerprintSetting = "arguments",
     operation: str | None = None,
     per_operation: bool = False,
+    key_required: bool = False,
     codec: Codec | None = None,
 ) -> Decorator: ...
 
@@ -199,7 +200,7 @@ def idempotent(
     on_failure: OnFailure = "unlock",
     on_crash: OnCrash = "retry",
     on_unavailable: OnUnavailable = "raise",
-    lease: Seconds = 30,
+    lease: Seconds | None = None,
     wait_timeout: Seconds = 30,
     max_run: Seconds = 3600,
     max_waiters: int = 64,
@@ -211,6 +212,7 @@ def idempotent(
     fingerprint: FingerprintSetting = "arguments",
     operation: str | None = None,
     per_operation: bool = False,
+    key_required: bool = False,
     codec: Codec | None = None,
 ) -> Any:
     """Guard a function so that its effect happens once per key.
@@ -225,8 +227,12 @@ def idempotent(
     `on_crash`: "retry", "hold" until somebody resolves it, or a function that finds out.
     `on_unavailable`: "raise" when the store is down, or "run" unguarded.
 
-    `ttl` is how long a result is remembered, `lease` how long a silent holder keeps the key (a
-    running one renews it, up to `max_run`).
+    `ttl` is how long a result is remembered. `lease` is how long a holder that does not renew it
+    keeps the key: 30 seconds, or `ttl` if that is shorter. A running call renews it, up to
+    `max_run`.
+
+    `key_required` is for a command-handler class: refuse a command without a key, instead of
+    running it unguarded.
     """
     policy = make_policy(
         ttl=ttl,
@@ -246,7 +252,13 @@ def idempotent(
 
     def decorate(target: Any) -> Any:
         if isinstance(target, type):
-            return _guard_handler(cast("type[Any]", target), key, decorate_with)
+            command_key = functools.partial(_CommandKey, required=key_required)
+            return _guard_handler(cast("type[Any]", target), key, command_key, decorate_with)
+        if key_required:
+            raise SettingsError(
+                "key_required= is for a command-handler class; a function always has a key, from "
+                "key= or from its arguments"
+            )
         if isinstance(target, (staticmethod, classmethod)):
             method: Any = cast("object", target)
             return type(method)(decorate_with(method.__func__))
@@ -268,7 +280,12 @@ def idempotent(
     return decorate if target is None else decorate(target)
 
 
-def _guard_handler(cls: type[C], key: KeySetting, guard: Callable[..., Any]) -> type[C]:
+def _guard_handler(
+    cls: type[C],
+    key: KeySetting,
+    command_key: Callable[[str], _CommandKey],
+    guard: Callable[..., Any],
+) -> type[C]:
     """Guard a command handler's `handle`, by the key its command carries."""
     handle = cls.__dict__.get("handle") or getattr(cls, "handle", None)
     if not callable(handle):
@@ -279,16 +296,21 @@ def _guard_handler(cls: type[C], key: KeySetting, guard: Callable[..., Any]) -> 
     _, *parameters = inspect.signature(handle).parameters
     if not parameters:
         raise SettingsError(f"{cls.__qualname__}.handle must take the command as an argument")
-    chosen = _CommandKey(parameters[0]) if key is None else key
+    chosen = command_key(parameters[0]) if key is None else key
     cls.handle = guard(handle, chosen)  # type: ignore[attr-defined]
     return cls
 
 
+class _NoCommandKeyError(SettingsError):
+    """The command's `idempotency_key` is None, or it has no such attribute."""
+
+
 @dataclass(frozen=True, slots=True)
 class _CommandKey:
-    """The key a command brings along."""
+    """Reads the key from the command's `idempotency_key`."""
 
     parameter: str
+    required: bool
 
     def render(self, bound: dict[str, Any]) -> str | bytes:
         command = bound[self.parameter]
@@ -296,7 +318,7 @@ class _CommandKey:
         if key is None and isinstance(command, dict):
             key = cast("dict[str, Any]", command).get("idempotency_key")
         if key is None:
-            raise SettingsError(
+            raise _NoCommandKeyError(
                 f"the command (parameter {self.parameter}) has no idempotency_key; set one on it, "
                 "or give key="
             )
@@ -336,6 +358,7 @@ class _Guard:
         self._binder = keys.Binder(fn)
         self._key = self._key_setting(key)
         self._compares = key is not None and fingerprint is not None
+        self._warned: set[str] = set()
         self._asks = callable(self._key) or callable(scope) or callable(fingerprint)
         self._identify = self._identifier()
         self._required: WeakSet[StoreLedger] = WeakSet()
@@ -377,6 +400,7 @@ class _Guard:
             version=self._version,
             compares=self._compares,
             remedy=CHOOSE,
+            leave_out=self._leave_out,
         )
 
     def _ask_identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
@@ -412,7 +436,18 @@ class _Guard:
         compared = bound
         if self._binder.self_name is not None:
             compared = {k: v for k, v in bound.items() if k != self._binder.self_name}
-        return keys.fingerprint(keys.canonical_call(self._operation, compared, remedy=CHOOSE))
+        return keys.fingerprint(
+            keys.canonical_call(self._operation, compared, remedy=CHOOSE, leave_out=self._leave_out)
+        )
+
+    def _leave_out(self, parameter: str, error: SettingsError) -> None:
+        """Log that a parameter is not compared; the key given by the caller identifies the call."""
+        self._warn_once(parameter, f"not compared when the key comes again: {error}")
+
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            log.warning("semel: %s", text)
 
     # Running.
 
@@ -438,7 +473,12 @@ class _Guard:
         return guarded
 
     async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key, fingerprint = self._identify(args, kwargs)
+        try:
+            key, fingerprint = self._identify(args, kwargs)
+        except _NoCommandKeyError:
+            if self._key.required:
+                raise
+            return await self._run_unguarded(args, kwargs)
         ledger = self._ledger()
         if self._policy.require:
             await self._check_requirements(ledger)
@@ -449,11 +489,14 @@ class _Guard:
             if self._policy.on_unavailable == "raise" or call.has_record(error):
                 raise
             log.warning("semel: %r runs unguarded: %s", key.text, error)
-            value = self._fn(*args, **kwargs)
-            return await value if self._colour is ASYNC else value
+            return await self._run_unguarded(args, kwargs)
         if isinstance(answer, Done):
             return call.duplicate(answer)
         return await call.perform(answer, lambda: self._fn(*args, **kwargs))
+
+    async def _run_unguarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = self._fn(*args, **kwargs)
+        return await value if self._colour is ASYNC else value
 
     def _ledger(self) -> StoreLedger:
         store = self._store if self._store is not None else default_store()
@@ -536,7 +579,7 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
         on_failure: OnFailure = "unlock",
         on_crash: OnCrash = "retry",
         ttl: Seconds | None = 86_400,
-        lease: Seconds = 30,
+        lease: Seconds | None = None,
         wait_timeout: Seconds = 30,
         max_run: Seconds = 3600,
         max_waiters: int = 64,

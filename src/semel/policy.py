@@ -25,6 +25,9 @@ OnUnavailable = Literal["raise", "run"]
 
 MIB = 1024 * 1024
 
+# The lease of a guard that names none, in seconds. A shorter ttl shortens it.
+DEFAULT_LEASE_S = 30.0
+
 
 # --- what `recover` may answer ------------------------------------------------------------------
 
@@ -79,7 +82,7 @@ class Policy:
 def make_policy(
     *,
     ttl: Seconds | None,
-    lease: Seconds,
+    lease: Seconds | None,
     wait_timeout: Seconds,
     max_run: Seconds,
     max_waiters: int,
@@ -91,8 +94,8 @@ def make_policy(
     codec: Codec | None,
     require: str | Iterable[str],
 ) -> Policy:
-    lease_s = _positive("lease", lease)
     ttl_s = None if ttl is None else _positive("ttl", ttl)
+    lease_s = _default_lease(ttl_s) if lease is None else _positive("lease", lease)
     max_run_s = _positive("max_run", max_run)
     if ttl_s is not None and lease_s > ttl_s:
         raise SettingsError(
@@ -137,6 +140,10 @@ def make_policy(
         codec=codec or CODEC,
         require=_requirements(require),
     )
+
+
+def _default_lease(ttl_s: float | None) -> float:
+    return DEFAULT_LEASE_S if ttl_s is None else min(DEFAULT_LEASE_S, ttl_s)
 
 
 def _positive(name: str, value: Seconds) -> float:

@@ -404,11 +404,57 @@ async def test_command_handler_classes_above_and_below_another_decorator(store, 
     assert Below().handle(CreateOrder("k2", "milk")) == "milk"
     with pytest.raises(IdempotencyConflictError):
         Below().handle(CreateOrder("k1", "tea"))
-    with pytest.raises(SettingsError, match="idempotency_key"):
-        Below().handle(CreateOrder(None, "milk"))
     assert calls == ["tea", "milk"]
     record = run(store.ledger(SYNC).look(make_key("k1").id))
     assert record.key.operation == "CreateOrder"
+
+
+@pytest.mark.parametrize("command", [CreateOrder(None, "milk"), {"item": "milk"}])
+async def test_command_without_key_runs_unguarded(store, calls, command):
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        async def handle(self, command):
+            calls.append("milk")
+            return "milk"
+
+    assert await Handler().handle(command) == "milk"
+    assert await Handler().handle(command) == "milk"
+
+    assert calls == ["milk", "milk"]
+    with pytest.raises(SettingsError, match="idempotency_key"):
+        Handler.handle.key_for(Handler(), command)
+
+
+def test_command_with_empty_key_is_refused(store, calls):
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        def handle(self, command):
+            calls.append(command)
+
+    with pytest.raises(SettingsError, match="must not be empty"):
+        Handler().handle(CreateOrder("", "milk"))
+
+    assert calls == []
+
+
+def test_command_without_key_is_refused_where_key_is_required(store, calls):
+    @idempotent(operation="CreateOrder", store=store, key_required=True)
+    class Handler:
+        def handle(self, command):
+            calls.append(command)
+
+    with pytest.raises(SettingsError, match="has no idempotency_key"):
+        Handler().handle(CreateOrder(None, "milk"))
+
+    assert calls == []
+
+
+def test_key_required_on_a_function_is_refused():
+    with pytest.raises(SettingsError, match="command-handler class"):
+
+        @idempotent(key_required=True)
+        def pay(order):
+            return order
 
 
 def test_a_class_without_handle_is_refused():
@@ -453,6 +499,49 @@ async def test_raise_tells_of_the_first_result(paint, store, calls):
     assert not isinstance(caught.value, InProgressError)
     assert caught.value.result == "first"
     assert calls == [1]
+
+
+async def test_raise_with_unstorable_result_says_that_it_was_lost(paint, store, calls, caplog):
+    def work():
+        calls.append(1)
+        return object()
+
+    work = paint.guard(work, store=store, on_duplicate="raise")
+    await paint.call(work)
+
+    with pytest.raises(DuplicateExecutionError, match="its result was lost") as caught:
+        await paint.call(work)
+
+    assert caught.value.result is None
+    assert isinstance(caught.value.__cause__, ResultLostError)
+    assert "will raise DuplicateExecutionError" in caplog.text
+    assert calls == [1]
+
+
+async def test_raise_after_locked_failure_names_the_first_error(paint, store):
+    def work():
+        raise ValueError("no funds")
+
+    work = paint.guard(work, store=store, on_failure="lock", on_duplicate="raise")
+    with pytest.raises(ValueError, match="no funds"):
+        await paint.call(work)
+
+    with pytest.raises(DuplicateExecutionError, match=r"failed.*no funds") as caught:
+        await paint.call(work)
+
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_wait_that_times_out_does_not_recommend_wait(paint, store, clock):
+    fn = paint.guard(
+        lambda: None, store=store, key="k", on_duplicate="wait", wait_timeout=0.01, operation="o"
+    )
+    claimed_elsewhere(store, make_key("k", operation="o"), fp=_fp(fn))
+
+    with pytest.raises(InProgressError, match=r"waited for 0\.01s") as caught:
+        await paint.call(fn)
+
+    assert "on_duplicate" not in str(caught.value)
 
 
 async def test_another_payload_is_a_conflict_whatever_the_mode(paint, store):
@@ -1183,14 +1272,43 @@ def test_once_recovers_a_value_that_cannot_be_stored(store, clock):
         raise AssertionError("must not be entered")
 
 
-def test_with_a_key_an_argument_that_cannot_be_compared_points_to_fingerprint(store):
-    @idempotent(store=store, key="k:{order}")
-    def pay(order, session):
+@pytest.mark.parametrize("key", ["k:{order}", lambda order, session, amount: f"k:{order}"])
+def test_argument_without_canonical_form_is_not_compared_where_a_key_is_given(
+    store, calls, caplog, key
+):
+    @idempotent(store=store, key=key)
+    def pay(order, session, amount):
+        calls.append(order)
         return order
 
-    with pytest.raises(SettingsError, match=r"session.*fingerprint=") as caught:
-        pay(1, object())
-    assert "give key=" not in str(caught.value)
+    assert pay(1, object(), 40) == pay(1, object(), 40) == 1
+
+    assert calls == [1]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "parameter session" in warning
+    assert "fingerprint=" in warning
+    with pytest.raises(IdempotencyConflictError):
+        pay(1, object(), 41)
+
+
+def test_template_field_without_text_form_is_refused(store):
+    @idempotent(store=store, key="k:{session}")
+    def pay(session):
+        return 1
+
+    with pytest.raises(SettingsError, match="session"):
+        pay(object())
+
+
+def test_default_lease_is_at_most_the_ttl(store):
+    short = idempotent(store=store, ttl=10, operation="short")(lambda: 1)
+    long = idempotent(store=store, operation="long")(lambda: 1)
+
+    assert short.key_for.__self__._policy.terms.lease_s == 10
+    assert long.key_for.__self__._policy.terms.lease_s == 30
+    assert short() == 1
+    with once("k", store=store, ttl=10):
+        pass
 
 
 async def test_a_step_after_the_end_is_refused(store, calls):

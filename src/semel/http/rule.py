@@ -71,7 +71,7 @@ class Rule:
     scope: Scope | None = None
     fingerprint: Fingerprint = "bytes"
     per_operation: bool = False
-    lease: Seconds = 30
+    lease: Seconds | None = None
     max_run: Seconds = 3600
     max_waiters: int = 64
     max_body: int = MIB

@@ -400,7 +400,7 @@ Direct: TypeAlias = (
 
 
 @functools.lru_cache(maxsize=64)
-def _policy(ttl: Seconds, lease: Seconds) -> Policy:
+def _policy(ttl: Seconds, lease: Seconds | None) -> Policy:
     return make_policy(
         ttl=ttl,
         lease=lease,
@@ -444,7 +444,7 @@ class SqlAlchemyIdempotency(Generic[S]):
         tenant_id: str = _ONLY_TENANT,
         store: SQLStore | None = None,
         ttl: Seconds = 86_400,
-        lease: Seconds = 30,
+        lease: Seconds | None = None,
     ) -> None:
         given = the_session(session)
         self._session = given

@@ -10,7 +10,7 @@ from dataclasses import fields
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
 from semel.codec.classes import (
@@ -47,8 +47,21 @@ def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
     return _text(_walk(where, remedy).tree(value))
 
 
-def canonical_call(operation: str, bound: Mapping[str, Any], *, remedy: str = "") -> bytes:
-    """The arguments of a call, as `canonical` would write their dict, named one by one."""
+LeaveOut: TypeAlias = Callable[[str, SettingsError], None]
+
+
+def canonical_call(
+    operation: str,
+    bound: Mapping[str, Any],
+    *,
+    remedy: str = "",
+    leave_out: LeaveOut | None = None,
+) -> bytes:
+    """The arguments of a call, as `canonical` would write their dict, named one by one.
+
+    With `leave_out`, an argument that cannot be written is left out, and `leave_out` is called
+    with the parameter's name and the reason.
+    """
     try:
         if is_plain(bound):
             return to_sorted_text(bound).encode()
@@ -57,12 +70,15 @@ def canonical_call(operation: str, bound: Mapping[str, Any], *, remedy: str = ""
             canonical(value, where=_parameter(operation, name), remedy=remedy)
     except (ValueError, TypeError, RuntimeError):
         pass
-    return _text(
-        {
-            name: _walk(_parameter(operation, name), remedy).tree(value)
-            for name, value in bound.items()
-        }
-    )
+    trees: dict[str, Tree] = {}
+    for name, value in bound.items():
+        try:
+            trees[name] = _walk(_parameter(operation, name), remedy).tree(value)
+        except SettingsError as error:
+            if leave_out is None:
+                raise
+            leave_out(name, error)
+    return _text(trees)
 
 
 def _parameter(operation: str, name: str) -> str:

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Any, TypeAlias
 
 from semel.codec.writing import PRINTABLE_BITS
-from semel.keys.argument import SIMPLE, canonical_call
+from semel.keys.argument import SIMPLE, LeaveOut, canonical_call
 from semel.keys.binding import Binder
 from semel.keys.digest import (
     LIMIT,
@@ -79,13 +79,14 @@ def identifier(
     version: str = "",
     compares: bool = False,
     remedy: str = "",
+    leave_out: LeaveOut | None = None,
 ) -> Identify:
     """From `(args, kwargs)` to key and fingerprint.
 
     The fingerprint is empty unless it `compares`: then it covers all arguments but the object of
-    a method. `remedy` is what a refusal advises, as in `canonical`.
+    a method. `remedy` and `leave_out` are those of `canonical_call`.
     """
-    settings = _Settings(operation, tenant, per_operation, version, compares, remedy)
+    settings = _Settings(operation, tenant, per_operation, version, compares, remedy, leave_out)
     return settings.identify(binder, key)
 
 
@@ -100,11 +101,14 @@ class _Settings:
         version: str,
         compares: bool,
         remedy: str,
+        leave_out: LeaveOut | None,
     ) -> None:
         self.operation = plain("operation", operation)
         self.tenant = plain("tenant", tenant)
         self.compares = compares
-        self.remedy = remedy
+        self.write_call = functools.partial(
+            canonical_call, operation, remedy=remedy, leave_out=leave_out
+        )
         self.before, self.after = frame(tenant, operation if per_operation else None, version)
         self.make_key = functools.partial(
             make_key,
@@ -131,7 +135,7 @@ class _Settings:
             if not self.compares:
                 return made, b""
             bound.pop(binder.self_name or "", None)
-            return made, fingerprint(canonical_call(self.operation, bound, remedy=self.remedy))
+            return made, fingerprint(self.write_call(bound))
 
         return identify
 
