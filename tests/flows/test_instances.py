@@ -64,18 +64,22 @@ def urls(request, tmp_path):
     return database, f"{broker}?shards={SHARDS}"
 
 
+# The id orders the effects: without it, PostgreSQL may return rows in any order.
+EFFECT = sa.Table(
+    "effect",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("said", sa.Text),
+)
+
+
 class Shop:
     """The application: it adds events to its outbox, and its handlers write what they get."""
 
     def __init__(self, database):
         self.engine = sa.create_engine(with_driver(parse(database), "sync"))
         self.outbox = Outbox(routes={"order.placed": "orders"})
-        self.do("CREATE TABLE effect (said TEXT)")
-
-    def do(self, statement, **values):
-        with self.engine.begin() as connection:
-            found = connection.execute(sa.text(statement), values)
-            return found.all() if found.returns_rows else None
+        EFFECT.create(self.engine)
 
     def place_orders(self, count):
         for number in range(count):
@@ -94,14 +98,16 @@ class Shop:
         @worker.on("order.placed", topic="orders")
         async def placed(message, session):
             said = f"{group} {message.aggregate_id} {message.seq}"
-            await session.execute(sa.text("INSERT INTO effect VALUES (:said)"), {"said": said})
+            await session.execute(EFFECT.insert(), {"said": said})
 
         return worker
 
     def applied(self):
         """What each group has applied, by aggregate, in order."""
         found = defaultdict(list)
-        for (said,) in self.do("SELECT said FROM effect"):
+        with self.engine.begin() as connection:
+            every = connection.scalars(sa.select(EFFECT.c.said).order_by(EFFECT.c.id)).all()
+        for said in every:
             group, aggregate, seq = said.split(" ")
             found[group, aggregate].append(int(seq))
         return found
