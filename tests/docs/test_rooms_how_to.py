@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 from semel.client.room import room
 from semel.observe import rules
+from semel.rooms import Context, Refused
 from support import binaries
 from support.process import HOST, ServerProcess, free_port, new_folder, wait_until
 from support.web import Python
@@ -232,3 +234,50 @@ def test_prometheus_takes_the_settings_as_they_are_written(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "9 rules found" in done.stdout
+
+
+# --- what clients may send ----------------------------------------------------------------------
+
+README = HOW_TO.parents[1] / "README.md"
+
+
+def rules_of(page, name):
+    """The class of rooms that a page shows, without what the page does with it."""
+    tree = ast.parse(block(page, "python", f"class {name}(Room)"))
+    tree.body = [
+        each for each in tree.body if not isinstance(each, ast.Expr | ast.AsyncFunctionDef)
+    ]
+    names = {}
+    exec(compile(tree, str(page), "exec"), names)
+    return names[name]()
+
+
+def context(user):
+    return Context(room_id="r1", user=user, version=1, now_s=0.0, entropy=bytes(32))
+
+
+@pytest.mark.parametrize("amount", [1.0, 40.0, True, "1", [1], None, {}, 0, -1, 101, 0.5])
+def test_readme_pot_refuses_amount_that_is_no_whole_number_of_chips(amount):
+    pot = rules_of(README, "Pot")
+    bet = {"actionType": "bet", "amount": amount}
+    assert isinstance(pot.apply(pot.begin("r1"), bet, context("ann")), Refused)
+
+
+def test_readme_pot_takes_bets_until_the_chips_are_gone():
+    pot = rules_of(README, "Pot")
+    state = pot.begin("r1")
+    for amount in (1, 40, 59):
+        state = pot.apply(state, {"actionType": "bet", "amount": amount}, context("ann")).state
+    assert state == {"chips": {"ann": 0, "bob": 100}, "pot": 100}
+    assert isinstance(pot.apply(state, {"amount": 1}, context("ann")), Refused)
+    assert isinstance(pot.apply(state, {"amount": 1}, context("eve")), Refused)
+
+
+@pytest.mark.parametrize("number", [1.0, True, "1", [1], None, 0, 4])
+def test_how_to_matches_refuse_number_that_is_not_one_two_or_three(number):
+    matches = rules_of(SHARE, "Matches")
+    state = matches.begin("r1")
+    for user in ("ann", "bob"):
+        state = matches.apply(state, {"actionType": "sit"}, context(user)).state
+    take = {"actionType": "take", "number": number}
+    assert isinstance(matches.apply(state, take, context("ann")), Refused)
