@@ -806,6 +806,23 @@ async def test_a_lost_tail_is_published_again_with_the_next_event(
 
 
 @pytest.mark.usefixtures("comparing")
+async def test_relay_pointed_at_another_broker_names_both_reasons_and_the_remedy(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Broker(), Broker()
+    async with relaying(desk, first):
+        await desk.commit(placed(n=0), placed(n=1))
+        await until(lambda: first.numbers() == [0, 1])
+
+    async with relaying(desk, second):
+        await until(lambda: second.numbers() == [0, 1])
+
+    assert "another broker than before, or the broker has lost its data" in caplog.text
+    assert "--name" in caplog.text
+    assert "lost the end" not in caplog.text
+
+
+@pytest.mark.usefixtures("comparing")
 async def test_a_lost_tail_is_published_again_without_a_new_event(desk: Desk) -> None:
     broker = Broker(shards=2)
     async with relaying(desk, broker, batch=4) as relay:

@@ -347,18 +347,30 @@ class Shard:
         )
 
     async def _say_lost(self, sent: Sent, had: Tail) -> None:
-        """After its lane is written down: from then on nothing of it is swept."""
+        """Log the loss, after its lane is stored: from then on nothing of it is swept."""
         swept = await self._reader.swept_to()
         log.error(
-            "semel: %s: the broker has lost the end of %s, from position %d back to %d; what the "
-            "outbox still has is published again%s",
+            "semel: %s: %s; what the outbox still has is published again%s",
             self._relay.name,
-            self._called(sent.topic),
-            had.position,
-            sent.tail.position,
+            self._loss(sent, had) if sent.tail.position else self._absence(sent, had),
             f". Events up to {swept} may be deleted there and are lost"
             if swept > sent.tail.position
             else "",
+        )
+
+    def _loss(self, sent: Sent, had: Tail) -> str:
+        return (
+            f"the broker has lost the end of {self._called(sent.topic)}, from position "
+            f"{had.position} back to {sent.tail.position}"
+        )
+
+    def _absence(self, sent: Sent, had: Tail) -> str:
+        """Describe a broker without any event of the topic: it may be another broker."""
+        return (
+            f"this relay has published {self._called(sent.topic)} up to position {had.position}, "
+            "and this broker has no event of it. Either the URL names another broker than before, "
+            "or the broker has lost its data. A second broker beside the first needs a relay with "
+            f"a name of its own: {self._relay.name!r} is taken (name=, or --name)"
         )
 
     def _hold_back(self, topic: str, why: str) -> None:
