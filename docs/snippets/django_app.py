@@ -64,7 +64,7 @@ CUSTOMERS = {"Bearer ann-1": "ann", "Bearer bob-1": "bob"}
 
 
 def customer_of(request):
-    customer = CUSTOMERS.get(request.header("authorization"))
+    customer = CUSTOMERS.get(request.headers.get("authorization"))
     if customer is None:
         raise Refusal(Response(401, ((b"www-authenticate", b"Bearer"),), b""))
     return customer

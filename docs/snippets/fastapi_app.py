@@ -13,9 +13,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from semel.http.fastapi import Idempotency, IdempotentRoute, RequestAttempt
 from semel.stores import SQLStore
 
-bank = []  # one line per charge
-
-
 # --- the door
 TENANTS = {"key-of-ann": "ann", "key-of-bob": "bob"}
 
@@ -34,6 +31,9 @@ router = APIRouter(route_class=IdempotentRoute)
 
 
 # --- an outside call
+bank = []  # stands for your payment provider: one line per charge
+
+
 class Charge(BaseModel):
     amount: int
 

@@ -7,15 +7,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from semel.http import Refusal, Response, Rule, WSGIMiddleware, attempt_of
 from semel.stores import SQLStore
 
-bank = []  # one line per charge
-
-
 # --- the door
 CUSTOMERS = {"Bearer ann-1": "ann", "Bearer bob-1": "bob"}
 
 
 def customer_of(request):
-    customer = CUSTOMERS.get(request.header("authorization"))
+    customer = CUSTOMERS.get(request.headers.get("authorization"))
     if customer is None:
         raise Refusal(Response(401, ((b"www-authenticate", b"Bearer"),), b""))
     return customer
@@ -33,6 +30,9 @@ app.wsgi_app = WSGIMiddleware(
 
 
 # --- an outside call
+bank = []  # stands for your payment provider: one line per charge
+
+
 @app.post("/charges")
 def charge():
     amount = request.get_json()["amount"]

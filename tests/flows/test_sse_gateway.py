@@ -376,6 +376,23 @@ async def test_who_may_not_see_it_is_told_so_on_every_way(store):
 
 
 @simulated(1)
+async def test_authorise_reads_the_request_by_the_names_of_starlette(store):
+    seen = []
+
+    def authorise(request, job_id):
+        seen.append((request.path_params["job_id"], request.url.path, request.method))
+        return request.cookies["user"]
+
+    gateway = Gateway(store, authorise=authorise)
+    await publish(store, *PIPELINE)
+    assert (await Connection(gateway).ended()).status == 403, "the client has sent no cookie"
+    viewer = Connection(gateway, headers=[(b"cookie", b"user=ann")])
+    assert (await viewer.ended()).status == 200
+    assert seen == [(JOB, f"/{JOB}", "GET")] * 2
+    await gateway.aclose()
+
+
+@simulated(1)
 async def test_generator_function_as_authorise_refuses_the_viewer(store):
     async def later(request, job_id):
         yield "ada"

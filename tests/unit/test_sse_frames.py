@@ -14,7 +14,7 @@ from semel.entries import Entry, Position
 from semel.errors import SettingsError
 from semel.http.asgi import request_of
 from semel.http.protocol import Refusal
-from semel.http.sse import Gateway, Limits, Request, frames
+from semel.http.sse import Gateway, Limits, frames
 from semel.http.sse.asking import asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.limits import Bucket, Seats
@@ -196,9 +196,7 @@ def test_a_seat_is_taken_before_anybody_is_asked():
 )
 def test_a_cookie_is_found_by_its_whole_name(header, found):
     headers = () if header is None else ((b"cookie", header.encode()),)
-    head = request_of(scope_of("/", headers=headers))
-    request = Request(head.method, head.path, head.query, head.headers, head.raw)
-    assert request.cookie("session") == found
+    assert request_of(scope_of("/", headers=headers)).cookie("session") == found
 
 
 async def project_later(event, principal):

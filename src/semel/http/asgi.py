@@ -26,6 +26,7 @@ from semel.http import protocol
 from semel.http.body import Body, check_length
 from semel.http.door import Door
 from semel.http.exchange import Exchange, is_part_of
+from semel.http.parts import NotSentError
 from semel.http.protocol import KEY_HEADER, Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
@@ -34,7 +35,7 @@ from semel.http.request import (
     is_stream,
     key_of,
 )
-from semel.http.rule import Rule, Rules, Ruling, Scope
+from semel.http.rule import Route, Rule, Rules, Ruling, Scope
 from semel.ports import Store
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -83,7 +84,7 @@ class IdempotencyMiddleware:
         self, ruling: Ruling, found: list[bytes], scope: ASGIScope, receive: Receive, send: Send
     ) -> Conversation | None:
         """A conversation with this client; None when it has its answer already, or is gone."""
-        request = request_of(scope)
+        request = request_of(scope, ruling.route)
         try:
             text = key_of(found)
             tenant = await tenant_of(ruling.scope, request)
@@ -105,7 +106,7 @@ class IdempotencyMiddleware:
 # --- the request --------------------------------------------------------------------------------
 
 
-def request_of(scope: ASGIScope) -> Request:
+def request_of(scope: ASGIScope, route: Route | None = None) -> Request:
     path: str = scope["path"]
     root: str = scope.get("root_path") or ""
     raw = scope.get("raw_path")
@@ -113,19 +114,24 @@ def request_of(scope: ASGIScope) -> Request:
     if isinstance(raw, bytes):  # optional in ASGI
         exact = protocol.exact_path(raw, path, errors="replace", root=root)
     query = scope.get("query_string", b"")
-    return Request(scope["method"], path, query, scope["headers"], scope, exact)
+    return Request(scope["method"], path, query, scope["headers"], scope, exact, None, route)
 
 
 async def tenant_of(scope: Scope, request: Request) -> str:
-    tenant: Any = scope(request) if callable(scope) else scope
-    if inspect.isawaitable(tenant):
-        tenant = await tenant
+    tenant: Any = scope
+    if callable(scope):
+        try:
+            tenant = scope(request)
+            if inspect.isawaitable(tenant):
+                tenant = await tenant
+        except NotSentError:
+            tenant = None
     return checked_tenant(tenant)
 
 
 async def gathered(request: Request, receive: Receive, most: int) -> Body | None:
     """The body; None when the client went away before it had sent it."""
-    for name, content in request.headers:
+    for name, content in request.headers.raw:
         if name == b"content-length":
             check_length(content.decode("latin-1"), most)  # before anybody is asked to send it
     body = Body(most)

@@ -10,7 +10,8 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 
-from semel.http.protocol import Header, Request, Response
+from semel.http.parts import Header
+from semel.http.protocol import Request, Response
 
 # RFC 9110 section 8.4.1.3: `x-gzip` is the same as `gzip`.
 ALIASES = {b"x-gzip": b"gzip"}
@@ -85,10 +86,10 @@ def _weights(request: Request) -> dict[bytes, bool] | None:
 
     A malformed weight counts as 0: every client can read a body without a coding.
     """
-    if not any(name == b"accept-encoding" for name, _ in request.headers):
+    if not any(name == b"accept-encoding" for name, _ in request.headers.raw):
         return None
     weights: dict[bytes, bool] = {}
-    for word in _words(request.headers, b"accept-encoding"):
+    for word in _words(request.headers.raw, b"accept-encoding"):
         coding, semicolon, given = word.partition(b";")
         weight = _WEIGHT.fullmatch(given)
         positive = not semicolon or (weight is not None and float(weight[1]) > 0)

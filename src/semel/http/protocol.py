@@ -16,8 +16,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import cached_property
 from math import ceil
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from semel import keys
@@ -32,7 +33,21 @@ from semel.errors import (
     SettingsError,
     StoreUnavailableError,
 )
+from semel.http.parts import (
+    URL,
+    Client,
+    Cookies,
+    Header,
+    Headers,
+    QueryParams,
+    State,
+    client_of,
+    url_of,
+)
 from semel.values import Outcome, value
+
+if TYPE_CHECKING:
+    from semel.http.sse.tickets import Ticket
 
 KEY_HEADER = b"idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -40,32 +55,73 @@ REPLAYED = (b"idempotent-replayed", b"true")
 # A browser shows a script only what is named here.
 EXPOSED = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
 
-Header: TypeAlias = tuple[bytes, bytes]
 
-
-@value
 class Request:
-    """A request's head, as a scope or a fingerprint of yours sees it.
+    """A request's head, as functions of the application see it, whatever the server speaks.
 
-    `headers` have lower-case names, `raw` is the ASGI scope or the WSGI environ. `exact_path` is
+    The names are those of Starlette. `raw` is the ASGI scope or the WSGI environ. `exact_path` is
     the path in which the escapes of `/`, of `%` and of bytes that are not UTF-8 remain. It is empty
-    if the server does not show how the path was sent, or if that has no escapes.
+    if the server does not show how the path was sent, or if that has no escapes. `ticket` is the
+    gateway's, if a valid one came with the request. `route` finds the parameters in the path where
+    no router has.
     """
 
-    method: str
-    path: str
-    query: bytes
-    headers: Sequence[Header]
-    raw: Mapping[str, Any]
-    exact_path: str = ""
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: Sequence[Header],
+        raw: Mapping[str, Any],
+        exact_path: str = "",
+        ticket: Ticket | None = None,
+        route: Callable[[str], Mapping[str, str]] | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = Headers(headers)
+        self.raw = raw
+        self.exact_path = exact_path
+        self.ticket = ticket
+        self._route = route
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.method} {self.path}>"
 
     def header(self, name: str) -> str | None:
-        """The first header of this name."""
-        wanted = name.lower().encode("latin-1")
-        for found, content in self.headers:
-            if found == wanted:
-                return content.decode("latin-1")
-        return None
+        """Return the first header of this name, or None."""
+        return self.headers.first(name)
+
+    def cookie(self, name: str) -> str | None:
+        """Return the cookie of this name, or None."""
+        return self.cookies.get(name)
+
+    @cached_property
+    def cookies(self) -> Mapping[str, str]:
+        return Cookies(self.headers.getlist("cookie"))
+
+    @cached_property
+    def query_params(self) -> QueryParams:
+        return QueryParams(self.query)
+
+    @cached_property
+    def path_params(self) -> Mapping[str, Any]:
+        """The parameters in the path: a router's, else those of the middleware's own route."""
+        found: Mapping[str, Any] = self.raw.get("path_params") or {}
+        return self._route(self.path) if self._route is not None and not found else found
+
+    @property
+    def url(self) -> URL:
+        return url_of(self.raw, self.header("host"), self.path, self.query)
+
+    @property
+    def client(self) -> Client | None:
+        return client_of(self.raw)
+
+    @property
+    def state(self) -> State:
+        return State(self.raw.get("state") or {})
 
     @property
     def compared_path(self) -> str:
@@ -74,7 +130,7 @@ class Request:
 
     @property
     def from_browser(self) -> bool:
-        return any(name == b"origin" for name, _ in self.headers)
+        return any(name == b"origin" for name, _ in self.headers.raw)
 
 
 @value

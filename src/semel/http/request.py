@@ -11,7 +11,8 @@ from semel.errors import SettingsError
 from semel.http import protocol
 from semel.http.body import Body
 from semel.http.exchange import RequestAttempt
-from semel.http.protocol import Header, Refusal, Request
+from semel.http.parts import Header
+from semel.http.protocol import Refusal, Request
 from semel.http.refusal import is_refusal
 from semel.http.rule import Ruling
 from semel.values import Key

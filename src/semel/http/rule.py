@@ -116,8 +116,10 @@ def changed(rule: Rule, changes: Mapping[str, Any]) -> Rule:
 class Ruling:
     """A rule made ready: what a door looks up for every request."""
 
-    def __init__(self, rule: Rule, scope: Scope) -> None:
+    def __init__(self, rule: Rule, scope: Scope, route: Route | None = None) -> None:
         _check(rule)
+        self.route = route
+        """The route that it is for; None for the rule of all others."""
         self.rule = rule
         self.required = rule.key == "required"
         self.methods = frozenset(method.upper() for method in rule.methods)
@@ -266,44 +268,53 @@ def _scope(scope: Any) -> Scope:
 
 # --- which rule for which request ---------------------------------------------------------------
 
-_PLACE = re.compile(r"\{[^{}/]+\}")
+_PLACE = re.compile(r"\{([^{}/]+)\}")
+
+
+class Route:
+    """A path such as "/orders/{id}/pay", with `{name}` for one part and `*` for all the rest."""
+
+    def __init__(self, path: str) -> None:
+        if not path.startswith("/"):
+            raise SettingsError(f"routes has {path!r}, which is no path; begin it with a slash")
+        # Text and names by turns. Of `{id:int}`, the converter is not ours.
+        text = _PLACE.split(path.removesuffix("*"))
+        self._names = [name.partition(":")[0] for name in text[1::2]]
+        rest = ".*" if path.endswith("*") else ""
+        pattern = "([^/]+)".join(map(re.escape, text[::2])) + rest
+        self.fits = re.compile(pattern, re.DOTALL).fullmatch
+
+    def __call__(self, path: str) -> dict[str, str]:
+        """Return what stands in the path for each name."""
+        found = self.fits(path)
+        return dict(zip(self._names, found.groups(), strict=True)) if found else {}
 
 
 class Rules:
     """The rule for a method and a path: the first route that fits, else the rule for all.
 
-    A route is a path such as "/orders/{id}/pay", with `{name}` for one part and `*` at the end
-    for all the rest; None instead of a rule lets its requests pass untouched.
+    None instead of a rule lets the requests of its route pass untouched.
     """
 
     def __init__(
         self, rule: Rule | None, scope: Scope, routes: Mapping[str, Rule | None] | None = None
     ) -> None:
         self.common = Ruling(as_rule(rule), scope)
-        self._routes = [
-            (
-                _pattern(path),
-                None if chosen is None else Ruling(as_rule(chosen, f"routes[{path!r}]"), scope),
-            )
-            for path, chosen in (routes or {}).items()
-        ]
+        self._routes: list[tuple[Route, Ruling | None]] = []
+        for path, chosen in (routes or {}).items():
+            route, ruling = Route(path), None
+            if chosen is not None:
+                ruling = Ruling(as_rule(chosen, f"routes[{path!r}]"), scope, route)
+            self._routes.append((route, ruling))
 
     def find(self, method: str, path: str) -> Ruling | None:
         """What holds for this request; None when nothing does."""
         ruling: Ruling | None = self.common
-        for pattern, chosen in self._routes:
-            if pattern.fullmatch(path):
+        for route, chosen in self._routes:
+            if route.fits(path):
                 ruling = chosen
                 break
         # Browsers send `patch` as it is written, and most frameworks take it for PATCH.
         if ruling is None or method.upper() not in ruling.methods:
             return None
         return ruling
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    if not path.startswith("/"):
-        raise SettingsError(f"routes has {path!r}, which is no path; begin it with a slash")
-    rest = path.endswith("*")
-    parts = _PLACE.split(path.removesuffix("*"))
-    return re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else ""), re.DOTALL)

@@ -33,7 +33,8 @@ from semel.http import protocol
 from semel.http.body import PIECE, Body, check_length
 from semel.http.door import Door
 from semel.http.exchange import Exchange, is_part_of
-from semel.http.protocol import Header, Refusal, Request, Response
+from semel.http.parts import Header, NotSentError
+from semel.http.protocol import Refusal, Request, Response
 from semel.http.request import (
     ATTEMPT,
     checked_tenant,
@@ -41,7 +42,7 @@ from semel.http.request import (
     is_stream,
     key_of,
 )
-from semel.http.rule import Rule, Rules, Ruling, Scope
+from semel.http.rule import Route, Rule, Rules, Ruling, Scope
 from semel.ports import Store
 
 log = logging.getLogger("semel")
@@ -101,7 +102,7 @@ class WSGIMiddleware:
         return Conversation(exchange, ruling, body, environ, start_response).hold(self.app)
 
     def _exchange(self, ruling: Ruling, environ: Environ, body: Body) -> Exchange:
-        request = request_of(environ)
+        request = request_of(environ, ruling.route)
         text = key_of([environ[KEY].encode("latin-1")] if KEY in environ else [])
         tenant = tenant_of(ruling.scope, request)
         gather(body, environ, ruling.max_body)
@@ -135,7 +136,7 @@ def exact_path_of(environ: Environ, path: str) -> str:
     )
 
 
-def request_of(environ: Environ) -> Request:
+def request_of(environ: Environ, route: Route | None = None) -> Request:
     headers = [
         (header, content.encode("latin-1"))
         for name, content in environ.items()
@@ -144,7 +145,8 @@ def request_of(environ: Environ) -> Request:
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     path = path_of(environ)
     exact = exact_path_of(environ, path)
-    return Request(environ["REQUEST_METHOD"], path, query, headers, environ, exact)
+    method = environ["REQUEST_METHOD"]
+    return Request(method, path, query, headers, environ, exact, None, route)
 
 
 @functools.lru_cache(maxsize=1024)  # clients choose the names, and mostly the same
@@ -156,7 +158,10 @@ def header_named(name: str) -> bytes | None:
 
 
 def tenant_of(scope: Scope, request: Request) -> str:
-    tenant: Any = scope(request) if callable(scope) else scope
+    try:
+        tenant: Any = scope(request) if callable(scope) else scope
+    except NotSentError:
+        tenant = None
     if inspect.iscoroutine(tenant):
         tenant.close()
         raise SettingsError("scope= is async, but a WSGI app is not; give it a plain function")

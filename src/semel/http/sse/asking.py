@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from semel.entries import Position
 from semel.feed import Reason, parsed
-from semel.http import protocol
-from semel.http.sse.tickets import Ticket
+from semel.http.protocol import Request
 from semel.values import value
 
 __all__ = ["Asked", "Request", "asked", "job_of"]
@@ -24,21 +23,6 @@ MOST_PARAMETERS = 32
 
 # A number of the bus has at most ten digits.
 _SEQ = re.compile(r"[0-9]{1,10}")
-
-
-@value
-class Request(protocol.Request):
-    """A request's head, as `authorise` sees it. `ticket` is the one that came with it, if good."""
-
-    ticket: Ticket | None = None
-
-    def cookie(self, name: str) -> str | None:
-        """What a cookie says; of several with this name, the first."""
-        for pair in (self.header("cookie") or "").split(";"):
-            found, is_one, content = pair.strip().partition("=")
-            if is_one and found == name:
-                return content.strip('"')
-        return None
 
 
 @value
@@ -78,11 +62,11 @@ def job_of(scope: Mapping[str, Any], base: str) -> str | None:
         return None
 
 
-def asked(request: protocol.Request) -> Asked:
+def asked(request: Request) -> Asked:
     query = _parameters(request.query)
     wants_stream = any(
         name == b"accept" and b"text/event-stream" in content.lower()
-        for name, content in request.headers
+        for name, content in request.headers.raw
     )
     ticket = query.get("ticket", "")
     cursor = (request.header("last-event-id") or "").strip(" \t") or query.get("after", "")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 from semel.errors import SettingsError
-from semel.http.protocol import Header, Request, Response
+from semel.http.parts import Header
+from semel.http.protocol import Request, Response
 
 __all__ = ["Cors"]
 

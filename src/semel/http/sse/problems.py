@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from semel.http.protocol import Header, Refusal, Response, described
+from semel.http.parts import Header
+from semel.http.protocol import Refusal, Response, described
 
 __all__ = ["PROBLEMS", "forbidden", "later", "refused", "unauthorised"]
 

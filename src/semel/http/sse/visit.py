@@ -17,10 +17,11 @@ from semel.errors import SettingsError, StoreUnavailableError
 from semel.failures import Failures
 from semel.feed import Feed, Subscription
 from semel.http.asgi import ASGIScope, Receive, Send, request_of
-from semel.http.protocol import Header, Refusal, Response
+from semel.http.parts import Header, NotSentError
+from semel.http.protocol import Refusal, Request, Response
 from semel.http.refusal import is_refusal
 from semel.http.sse import frames
-from semel.http.sse.asking import Asked, Request, asked, job_of
+from semel.http.sse.asking import Asked, asked, job_of
 from semel.http.sse.cors import Cors
 from semel.http.sse.crowd import Crowd
 from semel.http.sse.direct import is_gone_of
@@ -124,8 +125,7 @@ class Visit:
         self._scope = scope
         self._receive = receive
         self._send = send
-        head = request_of(scope)
-        self.request = Request(head.method, head.path, head.query, head.headers, head.raw)
+        self.request = request_of(scope)
         self.headers = house.terms.cors.headers(self.request)
         self.has_begun = False
         """Is it too late for another answer?"""
@@ -171,6 +171,7 @@ class Visit:
         if job_id is None:
             raise refused("job-unknown", f"Jobs are at {terms.base}/JOB_ID.")
         self._job_id = job_id
+        self.request.path_params = {**self.request.path_params, "job_id": job_id}
         self._stream = stream_of(terms.domain, job_id)
         try:
             name_of(self._stream, "job")
@@ -181,8 +182,7 @@ class Visit:
         """The principal."""
         tickets = self._house.terms.tickets
         if tickets is not None and ticket:
-            found = await tickets.redeem(ticket, self._job_id)
-            self.request = replace(self.request, ticket=found)
+            self.request.ticket = await tickets.redeem(ticket, self._job_id)
         return await self._principal()
 
     async def _principal(self) -> object:
@@ -200,6 +200,8 @@ class Visit:
                 found = await self._decided(found)
             if is_refusal(found):
                 raise forbidden()
+        except NotSentError as error:
+            raise forbidden() from error
         except Refusal:
             raise
         except Exception as error:

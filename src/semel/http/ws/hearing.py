@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from semel.colour import ASYNC, keep
@@ -200,7 +199,7 @@ class Hearing:
     # --- rooms ----------------------------------------------------------------------------------
 
     async def _join(self, join: Join) -> None:
-        visitor = replace(self._visitor, token=join.token, spectate=join.spectate)
+        visitor = self._visitor.joining(join.token, spectate=join.spectate)
         begun, failures = ASYNC.now(), self._house.rooms.failures
         try:
             self._seats.check_room(join.room_id)

@@ -6,15 +6,16 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from semel.colour import in_own_task
 from semel.errors import SettingsError
 from semel.failures import Failures
-from semel.http.protocol import Refusal
+from semel.http.parts import NotSentError
+from semel.http.protocol import Refusal, Request
 from semel.http.refusal import is_refusal
-from semel.http.sse.asking import Request
 from semel.rooms.names import MOST_USER, named
 from semel.values import value
 
@@ -43,14 +44,25 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 MOST_TOLD = 20
 
 
-@value
 class Visitor(Request):
-    """Who wants to join a room, as `authorise` sees it: the head of the request that opened the
-    connection, and what the client said when it joined.
+    """A client that wants to join a room, as `authorise` sees it.
+
+    It is the head of the request that opened the connection, with what the client said when it
+    joined: its `token`, and whether it wants to `spectate`.
     """
 
-    token: str | None = None
-    spectate: bool = False
+    def __init__(
+        self, *head: Any, token: str | None = None, spectate: bool = False, **more: Any
+    ) -> None:
+        super().__init__(*head, **more)
+        self.token = token
+        self.spectate = spectate
+
+    def joining(self, token: str | None, *, spectate: bool) -> Visitor:
+        """Return a copy for one join. A connection may join several rooms."""
+        found = copy(self)
+        found.token, found.spectate = token, spectate
+        return found
 
 
 @value
@@ -132,7 +144,8 @@ def _user(found: str, failures: Failures) -> str:
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
     """Return what `authorise` returned, None for every refusal.
 
-    A `Refusal` that it raises is a refusal, as in a gateway. An `authorise` that raises another
+    A `Refusal` that it raises is a refusal, as in a gateway, and so is a header or cookie that it
+    needs and the client has not sent. An `authorise` that raises another
     error has not refused: its database may be unavailable for a moment.
     """
     waiting = asyncio.timeout(DECIDED_WITHIN_S)
@@ -142,7 +155,7 @@ async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failure
             async with waiting:
                 found = await in_own_task(found)  # a cancelled one has not decided
         return None if is_refusal(found) else found
-    except Refusal:
+    except (Refusal, NotSentError):
         return None
     except Exception as error:  # noqa: BLE001 - somebody else's code; it is told of
         if waiting.expired():
