@@ -176,8 +176,10 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
     if isinstance(key, Key):
         return key.id
     id = _named(key, identity).id
-    if not isinstance(key, str) or not _HEX_ID.fullmatch(key):
+    if not isinstance(key, str):
         return id
+    if not _HEX_ID.fullmatch(key):
+        return await _by_text(ledger, key, id, identity) if keys.looks_default(key) else id
     known = [one for one in (id, bytes.fromhex(key)) if await _is_known(ledger, one)]
     if len(known) > 1:
         raise SettingsError(
@@ -185,6 +187,25 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
             "keys.make_key(text), or Key(bytes.fromhex(id), '')"
         )
     return known[0] if known else id
+
+
+async def _by_text(ledger: StoreLedger, text: str, id: bytes, identity: Identity) -> bytes:
+    """The id of the record with this text, if none has this id.
+
+    The text of a default key is for people, and its id is not made of it: all records are read.
+    """
+    if await _is_known(ledger, id):
+        return id
+    found, after = list[bytes](), None
+    while page := await ledger.records(
+        tenant=identity.get("tenant", ""), operation=None, state=None, limit=1000, after=after
+    ):
+        found += [record.key.id for record in page if record.key.text == text]
+        after = page[-1].key.id
+    if len(found) > 1:
+        ids = ", ".join(one.hex() for one in found)
+        raise SettingsError(f"{text!r} is the text of {len(found)} records; give an id: {ids}")
+    return found[0] if found else id
 
 
 def _named(text: str | bytes, identity: Identity) -> Key:

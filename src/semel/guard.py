@@ -356,7 +356,7 @@ class _Guard:
         named = keys.operation_of(fn) if operation is None else operation
         self._operation = keys.plain("operation", named)
         self._binder = keys.Binder(fn)
-        self._key = self._key_setting(key)
+        self._key = self._key_setting(key, keys.short_name(fn) if operation is None else operation)
         self._compares = key is not None and fingerprint is not None
         self._warned: set[str] = set()
         self._asks = callable(self._key) or callable(scope) or callable(fingerprint)
@@ -367,12 +367,12 @@ class _Guard:
         if store is not None:
             store.ledger(self._colour)  # refuses a store of the other colour, here and now
 
-    def _key_setting(self, key: Any) -> Any:
+    def _key_setting(self, key: Any, name: str) -> Any:
         """Something with `render(bound arguments)`, or the user's own function."""
         if key is None and self._fingerprint not in ("arguments", None):
             raise SettingsError("fingerprint= needs key=; without a key, all arguments are the key")
         if key is None:
-            return keys.AutoKey(self._operation)
+            return keys.AutoKey(self._operation, name)
         if isinstance(key, str):
             if not key:
                 raise SettingsError("key='' is empty; write a template such as 'invoice:{user_id}'")
@@ -407,15 +407,19 @@ class _Guard:
         """Through functions of the user's, which see the arguments as the guarded one does."""
         bound = self._binder.bind(args, kwargs)
         args, kwargs = self._binder.spread(bound, args, kwargs)
+        if isinstance(self._key, keys.AutoKey):
+            return self._key.key(bound, self._make_key(args, kwargs)), b""
         text: Any = self._key(*args, **kwargs) if callable(self._key) else self._key.render(bound)
-        key = keys.make_key(
-            text,
+        return self._make_key(args, kwargs)(text), self._fingerprint_of(bound, args, kwargs)
+
+    def _make_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[str], Key]:
+        return functools.partial(
+            keys.make_key,
             tenant=self._tenant(args, kwargs),
             operation=self._operation,
             per_operation=self._per_operation,
             version=self._version,
         )
-        return key, self._fingerprint_of(bound, args, kwargs)
 
     def _tenant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._scope is None:
@@ -432,7 +436,13 @@ class _Guard:
             return b""
         if callable(self._fingerprint):
             value = self._fingerprint(*args, **kwargs)
-            return keys.fingerprint(keys.canonical(value, where="fingerprint"))
+            return keys.fingerprint(
+                keys.canonical(
+                    value,
+                    where="fingerprint",
+                    remedy="give fingerprint= a value that can be compared",
+                )
+            )
         compared = bound
         if self._binder.self_name is not None:
             compared = {k: v for k, v in bound.items() if k != self._binder.self_name}
@@ -610,7 +620,13 @@ class once:  # noqa: N801  (used like a function: `with once(key) as attempt:`)
         self._fingerprint = (
             b""
             if fingerprint is None
-            else keys.fingerprint(keys.canonical(fingerprint, where="fingerprint"))
+            else keys.fingerprint(
+                keys.canonical(
+                    fingerprint,
+                    where="fingerprint",
+                    remedy="give fingerprint= a value that can be compared",
+                )
+            )
         )
         self._entered = False
         self._call: Call | None = None

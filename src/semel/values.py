@@ -8,10 +8,10 @@ means that the store itself failed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, dataclass_transform
 
 __all__ = [
     "Answer",
@@ -61,6 +61,27 @@ class Key:
     text: str
     tenant: str = ""
     operation: str = ""
+    _write: Callable[[], str] = field(init=False, repr=False, compare=False)
+
+    @classmethod
+    def described(cls, id: bytes, tenant: str, operation: str, write: Callable[[], str]) -> Key:
+        """Make a key whose text is written by `write()` when it is first read.
+
+        Most replays never read it, and writing it costs more than claiming the key in memory.
+        """
+        key: Any = object.__new__(cls)  # without __init__, which would set the text
+        key.id, key.tenant, key.operation = id, tenant, operation
+        key._write = write  # noqa: SLF001
+        return cast("Key", key)
+
+    if not TYPE_CHECKING:  # a checker would accept every attribute
+
+        def __getattr__(self, name: str) -> str:
+            """Write `text`; Python calls this only while the attribute is not set."""
+            if name != "text":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.text = self._write()
+            return self.text
 
 
 @value

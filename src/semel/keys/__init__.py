@@ -10,12 +10,13 @@ cannot be written down, such as a connection, is refused by name.
     template    `Template` makes a key of them, as a sentence
     digest      `make_key` gives a key its identity
     identify    `AutoKey`, and `identifier`: all of it in one go
+    readable    what people see of an `AutoKey`
     attempt     `new_attempt` names one try
 """
 
 from semel.keys.argument import canonical, canonical_call
 from semel.keys.attempt import new_attempt
-from semel.keys.binding import Binder, operation_of
+from semel.keys.binding import Binder, operation_of, short_name
 from semel.keys.digest import (
     HTTP,
     LIMIT,
@@ -27,6 +28,7 @@ from semel.keys.digest import (
     plain,
 )
 from semel.keys.identify import AutoKey, Identify, auto_key, identifier
+from semel.keys.readable import looks_default
 from semel.keys.template import Template
 
 __all__ = [
@@ -44,8 +46,10 @@ __all__ = [
     "fingerprint",
     "identifier",
     "identity",
+    "looks_default",
     "make_key",
     "new_attempt",
     "operation_of",
     "plain",
+    "short_name",
 ]

@@ -169,6 +169,11 @@ def operation_of(fn: Any) -> str:
     return f"{_module_of(inner)}.{name}"
 
 
+def short_name(fn: Any) -> str:
+    """The name that people call a function by: `qualname`, without functions around it."""
+    return str(_opened(fn)[0].__qualname__).rpartition("<locals>.")[2]
+
+
 def _module_of(fn: Any) -> str:
     """The module's name as others import it: a script is `__main__` only to itself."""
     name: str = fn.__module__

@@ -184,8 +184,14 @@ def readable(text: str | bytes) -> str:
         return text[:LIMIT]
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     if len(text) * 4 <= LIMIT:
         return str.__str__(text)
     return text.encode()[:LIMIT].decode("utf-8", "ignore")
+
+
+def printable(text: str) -> str:
+    """Escape what does not print."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -30,10 +30,14 @@ from semel.keys.digest import (
     plain,
     shows_as_is,
 )
+from semel.keys.readable import readable_call
 from semel.keys.template import Template
 from semel.values import Key
 
 Identify: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Key, bytes]]
+
+# Arguments up to this size in bytes are kept until the key's text is read.
+KEPT_BYTES = 512
 
 # Hex digits of SHA-256, and the colon before them.
 DIGEST_ROOM = 65
@@ -50,18 +54,43 @@ HUGE = re.compile(rb"\d{%d}" % HUGE_DIGITS)
 class AutoKey:
     """All arguments are the key: `module.qualname:` and the hash of operation and arguments.
 
-    The name is for people and may be cut; the hash covers all of it.
+    That is what the identity is made of. People see `name` and the arguments instead.
     """
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, name: str = "") -> None:
         self._operation = operation
+        self._name = name or operation
         self.head = operation.encode()[: LIMIT - DIGEST_ROOM].decode("utf-8", "ignore") + ":"
         self.hashed = b"".join(framed(part) for part in (VERSION + b"f", operation.encode()))
 
     def render(self, bound: Mapping[str, Any]) -> str:
         """The key of a call with these arguments."""
-        arguments = framed(canonical_call(self._operation, bound))
-        return self.head + sha256(self.hashed + arguments).hexdigest()
+        return self.head + self._digits(canonical_call(self._operation, bound))
+
+    def _digits(self, arguments: bytes) -> str:
+        return sha256(self.hashed + framed(arguments)).hexdigest()
+
+    def key(self, bound: Mapping[str, Any], make: Callable[[str], Key]) -> Key:
+        """The key of a call: `make` gives the identity, and the text names the arguments."""
+        arguments = canonical_call(self._operation, bound)
+        digits = self._digits(arguments)
+        made = make(self.head + digits)
+        return self.described(made.id, made.tenant, made.operation, tuple(bound), arguments, digits)
+
+    def described(
+        self,
+        id: bytes,
+        tenant: str,
+        operation: str,
+        names: Sequence[str],
+        arguments: bytes,
+        digits: str,
+    ) -> Key:
+        """A key that reads like the call; large arguments are not kept until it is read."""
+        write = functools.partial(readable_call, self._name, names, arguments, digits)
+        if len(arguments) > KEPT_BYTES:
+            return Key(id, write(), tenant, operation)
+        return Key.described(id, tenant, operation, write)
 
 
 def auto_key(operation: str, bound: Mapping[str, Any]) -> str:
@@ -131,7 +160,11 @@ class _Settings:
 
         def identify(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes]:
             bound = binder.bind(args, kwargs)
-            made = self.make_key(key.render(bound))
+            made = (
+                key.key(bound, self.make_key)
+                if isinstance(key, AutoKey)
+                else self.make_key(key.render(bound))
+            )
             if not self.compares:
                 return made, b""
             bound.pop(binder.self_name or "", None)
@@ -145,7 +178,7 @@ class _Settings:
             _arguments(binder.names, kind, write), {kind: type, write: SIMPLE}
         )
         hashed, head, tenant, operation = key.hashed, key.head, self.tenant, self.operation
-        after = self.after
+        after, names, described = self.after, binder.names, key.described
         # The key is this head and 64 digits, tagged as text.
         before = self.before + length(len(head) + DIGEST_ROOM) + b"s" + head.encode()
 
@@ -158,7 +191,7 @@ class _Settings:
                 return at_length(args, kwargs)
             digits = sha256(hashed + length(len(text)) + text).hexdigest()
             id = sha256(before + digits.encode() + after).digest()
-            return Key(id, head + digits, tenant, operation), b""
+            return described(id, tenant, operation, names, text, digits), b""
 
         return identify
 
