@@ -1,5 +1,7 @@
 """Semel (Latin: once): an effect that happens once, through retries, races and crashes."""
 
+from typing import TYPE_CHECKING
+
 from semel.errors import (
     ClaimLostError,
     DuplicateExecutionError,
@@ -13,6 +15,7 @@ from semel.errors import (
     StoreUnavailableError,
 )
 from semel.guard import current, idempotent, once, step
+from semel.imports import importing
 from semel.settings import configure
 from semel.stores import connect
 
@@ -37,3 +40,6 @@ __all__ = [
     "once",
     "step",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)

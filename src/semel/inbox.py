@@ -10,9 +10,11 @@ message that fails is tried; a handler that knows better raises `PoisonError`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from semel.errors import SettingsError
+from semel.imports import importing
 from semel.stores.inbox_rules import RETENTION_S, PoisonError, Retry
 
 if TYPE_CHECKING:
@@ -29,13 +31,8 @@ _HOMES = {
     "SQLInbox": "semel.stores.sql.inbox",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _HOMES)
 
 
 def as_inbox(inbox: Inbox | str) -> Inbox:
@@ -43,7 +40,7 @@ def as_inbox(inbox: Inbox | str) -> Inbox:
     if isinstance(inbox, str):
         scheme = inbox.partition("://")[0].partition("+")[0].lower()
         home = "RedisInbox" if scheme in ("redis", "rediss", "unix") else "SQLInbox"
-        opened: Inbox = __getattr__(home)(inbox)
+        opened: Inbox = getattr(import_module(_HOMES[home]), home)(inbox)
         return opened
     if not hasattr(inbox, "apply"):
         raise SettingsError(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SettingsError
+from semel.imports import importing
 
 if TYPE_CHECKING:
     from semel.brokers.memory import MemoryBroker
@@ -28,6 +29,9 @@ _HOMES = {
     "RedisBroker": "semel.brokers.redis",
     "SQLiteBroker": "semel.brokers.sqlite",
 }
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _HOMES)
 
 # The broker behind each scheme.
 _SCHEMES = {
@@ -61,14 +65,6 @@ SCHEMES = (
     "amqp://",
     "amqps://",
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
 
 
 def connect(url: str, **settings: Any) -> Broker:

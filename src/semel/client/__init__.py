@@ -17,7 +17,13 @@ table of rooms one sits with `semel.client.room`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from semel.client.intents import Intents, Unanswered
 from semel.client.retry import Patience
+from semel.imports import importing
 
 __all__ = ["Intents", "Patience", "Unanswered"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)

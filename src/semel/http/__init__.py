@@ -9,12 +9,15 @@ fastapi     a dependency that documents itself
 sqlalchemy  the same in a handler of your own, step by step
 """
 
+from typing import TYPE_CHECKING
+
 from semel.http.asgi import IdempotencyMiddleware
 from semel.http.exchange import RequestAttempt
 from semel.http.protocol import Refusal, Request, Response, problem
 from semel.http.request import attempt_of
 from semel.http.rule import Rule
 from semel.http.wsgi import WSGIMiddleware
+from semel.imports import importing
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -27,3 +30,6 @@ __all__ = [
     "attempt_of",
     "problem",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)

@@ -23,7 +23,7 @@ import contextvars
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 try:
     from fastapi import Depends, Security, routing
@@ -62,11 +62,23 @@ from semel.http.exchange import Exchange, RequestAttempt
 from semel.http.protocol import KEY_HEADER, Refusal, Response
 from semel.http.request import ATTEMPT, checked_tenant, key_of
 from semel.http.rule import Rule, Ruling, as_rule, changed
+from semel.http.starlette import add_exception_handlers, exception_handlers
 from semel.http.unkeyed import Unkeyed
+from semel.imports import importing
 from semel.ports import Store
 from semel.settings import as_store
 
-__all__ = ["Idempotency", "IdempotentRoute", "RequestAttempt", "Rule"]
+__all__ = [
+    "Idempotency",
+    "IdempotentRoute",
+    "RequestAttempt",
+    "Rule",
+    "add_exception_handlers",
+    "exception_handlers",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 # Where the request's scope has the visit.
 VISIT = "semel.visit"
@@ -229,7 +241,7 @@ class Visit:
         """Take the body, if there is a key; False when the client went away meanwhile."""
         if self.request.method not in ruling.methods:
             return True
-        self.found = [content for name, content in self.request.headers if name == KEY_HEADER]
+        self.found = [content for name, content in self.request.headers.raw if name == KEY_HEADER]
         if not self.found:
             return True
         body = await gathered(self.request, self._receive, ruling.max_body)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from semel.circuit import Circuit
 from semel.colour import ASYNC
 from semel.errors import SettingsError, StoreUnavailableError
+from semel.imports import importing
 from semel.ports import Broker
 from semel.relay.shard import OUTAGE, Shard
 from semel.settings import as_broker
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from semel.stores.sql.outbox_reading import OutboxReader
 
 __all__ = ["Relay", "RelayStatus"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 log = logging.getLogger("semel")
 

@@ -27,6 +27,9 @@ again gets the same reply. What is refused keeps the version.
     status      what it is doing, for people
 """
 
+from typing import TYPE_CHECKING
+
+from semel.imports import importing
 from semel.rooms.requests import Reply, Request
 from semel.rooms.room import (
     ALL,
@@ -57,3 +60,6 @@ __all__ = [
     "Rooms",
     "RoomsStatus",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)

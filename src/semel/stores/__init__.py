@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from semel.errors import SettingsError
+from semel.imports import importing
 
 if TYPE_CHECKING:
     from semel.ports import Store
@@ -32,6 +33,9 @@ _HOMES = {
     "SQLiteStore": "semel.stores.sqlite",
 }
 
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _HOMES)
+
 SCHEMES = (
     "memory://",
     "file:///path",
@@ -43,14 +47,6 @@ SCHEMES = (
     "redis+sentinel://",
     "redis+cluster://",
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
 
 
 def connect(url: str) -> Store:

@@ -31,11 +31,12 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semel.circuit import Circuit
 from semel.colour import ASYNC, SYNC
 from semel.errors import SemelError, SettingsError, StoreUnavailableError
+from semel.imports import importing
 from semel.inbox import as_inbox
 from semel.messages import Applied, Ending, Held, Message, Seen
 from semel.policy import OnCrash
@@ -47,6 +48,9 @@ from semel.worker.handlers import Handler, Handlers, named, outside, plain
 from semel.worker.shard import Shard
 
 __all__ = ["TopicStatus", "Worker", "WorkerStatus"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

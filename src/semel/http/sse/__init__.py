@@ -24,14 +24,16 @@ uvicorn, `abortable(app)` lets it; `semel gateway` does so. Elsewhere such a con
 a chunk and a server's buffer, some 150 KiB, until TCP gives it up.
 """
 
-from semel.http.protocol import Refusal
+from typing import TYPE_CHECKING
+
+from semel.http.protocol import Refusal, Request
 from semel.http.sse.abort import abortable
-from semel.http.sse.asking import Request
 from semel.http.sse.gateway import Gateway
 from semel.http.sse.limits import Limits
 from semel.http.sse.problems import forbidden, unauthorised
 from semel.http.sse.status import GatewayStatus
 from semel.http.sse.tickets import Ticket, Tickets
+from semel.imports import importing
 
 __all__ = [
     "Gateway",
@@ -45,3 +47,6 @@ __all__ = [
     "forbidden",
     "unauthorised",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)

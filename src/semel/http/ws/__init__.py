@@ -21,8 +21,14 @@ that have an id, and the same request gets the same answer.
 What goes over the line is in `semel.rooms.asking` and `semel.rooms.messages`.
 """
 
+from typing import TYPE_CHECKING
+
 from semel.http.ws.door import RoomDoor
 from semel.http.ws.limits import Limits
 from semel.http.ws.visitor import Spectator, Visitor
+from semel.imports import importing
 
 __all__ = ["Limits", "RoomDoor", "Spectator", "Visitor"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
