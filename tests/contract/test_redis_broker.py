@@ -290,6 +290,57 @@ async def test_trimming_keeps_as_many_as_the_target(opened, client):
         assert min(first + 6, 10) <= await client.xlen(TOPIC) <= 17
 
 
+@pytest.mark.parametrize("where", ["redis_url", "redis_cluster_url"])
+async def test_last_ack_of_a_long_batch_trims_the_stream_to_the_target(where, request):
+    url = request.getfixturevalue(where)
+    relays = RedisBroker(url, maxlen=50, groups={TOPIC: ["quick", "slow"]})
+    workers = RedisBroker(url)  # its own maxlen, 10,000, does not count
+    async with client_of(url) as client:
+        assert await Sender(relays, TOPIC).send(*range(1, 401)) == Taken(400)
+        quick, slow = await consumer_of(workers, "quick"), await consumer_of(workers, "slow")
+        await quick.ack(await quick.read(1000))
+        assert await client.xlen(TOPIC) == 400, "slow has not read"
+        first, *rest = await slow.read(1000)
+        await slow.ack(rest)
+        assert await client.xlen(TOPIC) == 400, "the first entry is pending"
+        await slow.ack([first])
+        assert await client.xlen(TOPIC) == 50
+        assert await workers.tail(TOPIC, 0) == Tail(400, f"{TOPIC}-400")
+    await relays.aclose()
+    await workers.aclose()
+
+
+async def test_ack_of_a_worker_with_a_target_trims_nothing_of_a_relay_without_one(opened, client):
+    relays, workers = opened(maxlen=None), opened(maxlen=5)
+    await Sender(relays, TOPIC).send(*range(1, 31))
+    consumer = await consumer_of(workers)
+    await consumer.ack(await consumer.read(100))
+    await workers.tail(TOPIC, 0)
+    await relays.tail(TOPIC, 0)
+    assert await client.xlen(TOPIC) == 30
+
+
+async def test_tail_of_a_relay_trims_what_strangers_acknowledged(opened, client):
+    relays, others = opened(maxlen=5, groups={TOPIC: ["strangers"]}), opened(maxlen=5)
+    await Sender(relays, TOPIC).send(*range(1, 31))
+    await client.xreadgroup("strangers", "one of them", {TOPIC: ">"})
+    await client.xack(TOPIC, "strangers", *(f"{p}-0" for p in range(1, 31)))
+    assert await others.tail(TOPIC, 0) == Tail(30, f"{TOPIC}-30")
+    assert await client.xlen(TOPIC) == 30, "only the one who publishes trims"
+    assert await relays.tail(TOPIC, 0) == Tail(30, f"{TOPIC}-30")
+    assert await client.xlen(TOPIC) == 5
+
+
+async def test_ack_trims_nothing_before_an_entry_of_a_stranger(opened, client):
+    broker = opened(maxlen=5)
+    consumer = await consumer_of(broker)
+    await Sender(broker, TOPIC).send(*range(1, 31))
+    found = await consumer.read(100)
+    await client.xadd(TOPIC, {"by": "hand"}, id="30-1")
+    await consumer.ack(found)
+    assert await client.xlen(TOPIC) == 31
+
+
 async def test_what_cannot_be_trimmed_is_not_looked_for_with_every_batch(opened, client):
     broker = opened(maxlen=100)
     sender = Sender(broker, TOPIC)

@@ -63,9 +63,9 @@ def check_the_books(path):
 
 async def prepare(path):
     """Three were published and read, two are done, and the next publish trims."""
-    async with opened(path, maxlen=2) as broker:
-        reader = await consumer_of(broker, 1)
-        await Sender(broker, TOPIC).send(1, 2, 3)
+    async with opened(path, maxlen=2) as relays, opened(path, maxlen=2) as workers:
+        reader = await consumer_of(workers, 1)
+        await Sender(relays, TOPIC).send(1, 2, 3)
         await reader.ack((await reader.read(3))[:2])
 
 

@@ -89,7 +89,7 @@ class MemoryBroker:
         with _lock:
             log = self._log(topic, shard)
             owner = log.groups[group].open(fence)
-        return MemoryConsumer(log, group, owner, name, fence)
+        return MemoryConsumer(log, group, owner, name, fence, self._maxlen)
 
     async def backlog(self, topic: str, shard: int) -> Backlog:
         now = ASYNC.now()
@@ -112,8 +112,11 @@ class MemoryBroker:
 class MemoryConsumer:
     """One owner's view of one shard of a topic, for one group."""
 
-    def __init__(self, log: _Log, group: str, owner: int, name: str, fence: int) -> None:
+    def __init__(
+        self, log: _Log, group: str, owner: int, name: str, fence: int, maxlen: int | None
+    ) -> None:
         self._log = log
+        self._maxlen = maxlen
         self._group = group
         self._owner = owner
         self._name = name
@@ -161,6 +164,8 @@ class MemoryConsumer:
             if group := self._log.groups.get(self._group):
                 for each in deliveries:
                     group.pending.pop(each.token, None)
+                if self._maxlen is not None:
+                    self._log.trim(self._maxlen)
 
     async def close(self) -> None:
         """The next owner is handed what is pending anyway; whoever waits here waits no longer."""

@@ -88,8 +88,9 @@ class SQLiteBroker:
         return receipt
 
     async def tail(self, topic: str, shard: int) -> Tail:
+        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
         rules.check_shard(shard, self.shards)
-        tail: Tail = await self.call(self._rows.tail, (topic, shard))
+        tail: Tail = await self.call(self._rows.trimmed_tail, (topic, shard))
         return tail
 
     async def join(self, topic: str, group: str) -> None:
@@ -382,6 +383,8 @@ class _Rows:
         self._connections = connections
         self._shards = shards
         self._maxlen = maxlen
+        self._published: set[Place] = set()
+        """Where this broker publishes. Elsewhere another process decides how much is kept."""
 
     def prepare(self) -> None:
         """Make the tables, or see that they are as expected."""
@@ -427,6 +430,7 @@ class _Rows:
         fresh = rules.fresh(batch, fence, tail, ids)
         if not isinstance(fresh, Sequence):
             return fresh
+        self._published.add(place)
         if fresh and self._maxlen is not None and length > self._maxlen:
             length -= self._trim(connection, place, length - self._maxlen)
         if fresh and self._maxlen is not None and length >= 2 * self._maxlen:
@@ -444,13 +448,16 @@ class _Rows:
     def trim(self, topic: str, keep: int) -> None:
         def trimmed(connection: sqlite3.Connection) -> None:
             for shard in range(self._shards):
-                found = connection.execute(SHARD, (topic, shard)).fetchone()
-                if found is not None and found[3] > keep:
-                    *kept, length = found
-                    length -= self._trim(connection, (topic, shard), length - keep)
-                    connection.execute(PUT_SHARD, (topic, shard, *kept, length))
+                self._shorten(connection, (topic, shard), keep)
 
         self._connections.write(trimmed)
+
+    def _shorten(self, connection: sqlite3.Connection, place: Place, keep: int) -> None:
+        found = connection.execute(SHARD, place).fetchone()
+        if found is not None and found[3] > keep:
+            *kept, length = found
+            length -= self._trim(connection, place, length - keep)
+            connection.execute(PUT_SHARD, (*place, *kept, length))
 
     @staticmethod
     def _trim(connection: sqlite3.Connection, place: Place, excess: int) -> int:
@@ -464,6 +471,12 @@ class _Rows:
     def _why_full(connection: sqlite3.Connection, batch: Batch) -> str:
         slowest = connection.execute(GROUPS, (batch.topic, batch.shard)).fetchone()
         return rules.why_full(batch, GroupBacklog(*slowest[:3]) if slowest else None)
+
+    def trimmed_tail(self, place: Place) -> Tail:
+        keep, found = self._maxlen, self._connections.select(SHARD, place)
+        if keep is not None and found is not None and found[3] > keep and place in self._published:
+            self._connections.write(lambda c: self._shorten(c, place, keep))
+        return Tail() if found is None else Tail(found[1], found[2])
 
     def tail(self, place: Place) -> Tail:
         found = self._connections.select(SHARD, place)
@@ -564,7 +577,13 @@ class _Rows:
 
     def ack(self, place: Place, view: _View, positions: Sequence[int]) -> None:
         rows = [(*place, view.group, position) for position in positions]
-        self._connections.write(lambda c: c.executemany(ACK, rows))
+
+        def acknowledged(connection: sqlite3.Connection) -> None:
+            connection.executemany(ACK, rows)
+            if place in self._published and self._maxlen is not None:
+                self._shorten(connection, place, self._maxlen)
+
+        self._connections.write(acknowledged)
 
     # --- for people
 

@@ -628,6 +628,27 @@ class BrokerContract:
         if broker.features.heals:
             assert await broker.tail(topic, 0) == Tail(39, f"{topic}-39")
 
+    async def test_a_batch_beyond_the_target_is_trimmed_once_it_is_acknowledged(
+        self, opened: Opened, topic: str
+    ) -> None:
+        """Without a further publish: by the last ack, or when the relay asks for the tail."""
+        broker = await opened(maxlen=5)
+        if not broker.features.bounded:
+            return
+        quick = await self.consumer(broker, topic, group="quick")
+        slow = await self.consumer(broker, topic, group="slow")
+        await Sender(broker, topic).send(*range(1, 31))
+        await quick.ack(await self.reads(quick, 30))
+        await broker.tail(topic, 0)
+        first, *rest = await self.reads(slow, 30)
+        assert at([first, *rest]) == [*range(1, 31)], "the other group had not read it"
+        await slow.ack(rest)
+        await broker.tail(topic, 0)
+        assert (await broker.backlog(topic, 0)).length == 30
+        await slow.ack([first])
+        assert await broker.tail(topic, 0) == Tail(30, f"{topic}-30")
+        assert (await broker.backlog(topic, 0)).length == 5
+
     # --- groups -----------------------------------------------------------------------------
 
     @one_or_three

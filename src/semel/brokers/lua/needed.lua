@@ -15,3 +15,27 @@ local function needed(at)
   end
   return lowest, whose
 end
+
+-- Where many are to go, as after a smaller target, they go by and by: a script must be short.
+local MOST = 20000
+
+-- Trim at most `over` entries, as far as every group has read and acknowledged them.
+-- Returns how many, and the name of the slowest group, false where there is no group.
+local function trim(tail, over)
+  local at, spare = tonumber(tail.position), 0
+  local lowest, whose = needed(at)
+  if whose and tail.length - over >= at + 1 - lowest then
+    spare = over -- there are no more entries than positions from the lowest on
+  elseif whose then
+    spare = #call('XRANGE', stream, '-', string.format('(%.0f-0', lowest), 'COUNT', over)
+  end
+  if spare > 0 then call('XTRIM', stream, 'MAXLEN', '=', tail.length - spare) end
+  return spare, whose
+end
+
+-- Trim down to the target, unless an entry of a stranger makes it unclear what positions mean.
+local function shorten(tail, target)
+  if tail.length > target and not tail.strange then
+    trim(tail, math.min(tail.length - target, MOST))
+  end
+end

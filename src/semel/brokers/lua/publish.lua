@@ -27,25 +27,13 @@ if at > follows or count == 0 then
   return at > follows and {'ahead', tail.position, tail.id} or {'taken'}
 end
 
--- Where many are to go, as after a smaller target, they go by and by: a script must be short.
-local MOST = 20000
-
 -- Trim what everybody has read, down to the target. What was not possible is tried again when a
 -- tenth of the target has come.
 local length, target, again = tail.length, tonumber(ARGV[4]), '0'
 if target and length + count > target and (length >= 2 * target or length >= tonumber(retry or 0)) then
   local over = math.min(length + count - target, MOST)
-  local lowest, whose = needed(at)
-  local spare = 0
-  if whose and length - over >= at + 1 - lowest then
-    spare = over -- there are no more entries than positions from the lowest on
-  elseif whose then
-    spare = #call('XRANGE', stream, '-', string.format('(%.0f-0', lowest), 'COUNT', over)
-  end
-  if spare > 0 then
-    length = length - spare
-    call('XTRIM', stream, 'MAXLEN', '=', length)
-  end
+  local spare, whose = trim(tail, over)
+  length = length - spare
   if length >= 2 * target then return {'full', length, whose} end
   if spare < over then again = string.format('%.0f', length + math.ceil(target / 10)) end
 elseif target and retry then
@@ -72,5 +60,8 @@ end
 if problem then
   return string.find(problem.err, 'OOM', 1, true) and {'oom', length} or problem
 end
-call('HSET', helper, 'fence', ARGV[1], 'position', ARGV[7], 'id', ARGV[8], 'retry', again)
+call(
+  'HSET', helper,
+  'fence', ARGV[1], 'position', ARGV[7], 'id', ARGV[8], 'retry', again, 'target', ARGV[4]
+)
 return {'taken'}

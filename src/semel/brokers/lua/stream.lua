@@ -1,9 +1,9 @@
 -- Where a stream ends. Stands before the other scripts.
 --
 -- KEYS: the stream, and the hash beside it: `fence`, `position` and `id` of the last entry that a
--- relay has added, `retry` (the length at which trimming is tried again); of each group `owner:`
--- (fence and token of the one who may read) and `read:` (what was handed out last). The hash of the
--- topic's own name has `shards`, too.
+-- relay has added, `retry` (the length at which trimming is tried again), `target` (the length that
+-- trimming aims at, '' for no limit); of each group `owner:` (fence and token of the one who may
+-- read) and `read:` (what was handed out last). The hash of the topic's own name has `shards`, too.
 -- Covered by tests/contract/test_redis_broker.py.
 
 local call = redis.call

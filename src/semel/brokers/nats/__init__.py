@@ -138,7 +138,8 @@ class NatsBroker:
         return await self._stream(topic, 0).told_shards()
 
     async def tail(self, topic: str, shard: int) -> Tail:
-        return (await self._stream(topic, shard).look()).tail
+        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
+        return await self._stream(topic, shard).tail()
 
     async def join(self, topic: str, group: str) -> None:
         streams = [self._stream(topic, shard) for shard in range(self.shards)]

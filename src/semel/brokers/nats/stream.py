@@ -364,6 +364,14 @@ class Stream:
         self._room = min(room, 2 * maxlen - length)
         return None
 
+    async def tail(self) -> Tail:
+        """The last event. Trims first, if this broker publishes here: others may have no right."""
+        maxlen = None if self._end is None else self._settings.maxlen
+        end = await self.look()
+        if maxlen is not None and self._length(await self._info()) > maxlen:
+            await self._trim(maxlen, end)
+        return end.tail
+
     async def trim(self, keep: int) -> None:
         await self._trim(keep, await self.look())
 

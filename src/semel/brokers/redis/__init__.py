@@ -265,8 +265,11 @@ class RedisBroker:
         return None if told is None else int(told)
 
     async def tail(self, topic: str, shard: int) -> Tail:
-        tail = (await self.backlog(topic, shard)).tail
-        return tail or Tail()
+        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
+        stream = self._stream(topic, shard)
+        # Only where this broker publishes: others may have another `maxlen`, or may not write.
+        target = self._maxlen if stream in self._declared else None
+        return _tail(await self._link.ask(stream.call(scripts.TAIL, target or "")))
 
     async def backlog(self, topic: str, shard: int) -> Backlog:
         stream = self._stream(topic, shard)

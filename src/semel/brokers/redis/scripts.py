@@ -20,6 +20,7 @@ def _script(*parts: str) -> Script:
 
 PUBLISH = _script("needed", "publish")
 TRIM = _script("needed", "trim")
+TAIL = _script("needed", "tail")
 FIND = _script("find")
 BACKLOG = _script("backlog")
 SHARDS = _script("shards")
@@ -30,7 +31,7 @@ READ = _script("owner", "read")
 CLAIM = _script("owner", "claim")
 TIDY = _script("owner", "tidy")
 PENDING = _script("pending")
-ACK = _script("ack")
+ACK = _script("needed", "ack")
 
 
 @value
