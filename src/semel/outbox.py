@@ -30,20 +30,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from uuid import UUID
 
 from semel.cloudevents import is_clean
+from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import SettingsError
+from semel.imports import importing
 from semel.keys import plain
-from semel.messages import CANARY
+from semel.messages import CANARY, Message
 from semel.values import value
 
 if TYPE_CHECKING:
+    from semel.stores.sql import SQLStore
     from semel.stores.sql.bound import Session
+    from semel.stores.sql.ledger import SQLLedger
     from semel.stores.sql.outbox_writing import Entry
 
-__all__ = ["Event", "Outbox"]
+__all__ = ["BlockingEventReader", "Event", "EventReader", "Outbox"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 # What brokers take without being told otherwise.
 MAX_PAYLOAD = 1024 * 1024
@@ -166,6 +173,64 @@ class Outbox:
                 f"({self._max_payload:,}); store it elsewhere and tell where, or raise max_payload"
             )
         return text
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+# Events per page.
+LIMIT = 100
+
+
+class EventReader:
+    """Reads the committed events of an outbox, in order, for a relay of your own.
+
+    It takes no lease and stores no position: the caller stores the position of the last event
+    that it has processed. Any number of readers can read the same outbox.
+    """
+
+    def __init__(self, store: SQLStore) -> None:
+        self._store = _checked_store(store)
+
+    async def read(self, after: int | None = None, limit: int = LIMIT) -> list[Message]:
+        """Return the next committed events after a position, by position.
+
+        `after=None` begins with the oldest event in the table. An empty list means that there is
+        nothing new; a list can be shorter than `limit` although there is more. No event is
+        returned while an open transaction can still commit one before it. `SettingsError`: a
+        relay has already deleted events after this position.
+        """
+        return await _read(self._store, ASYNC, after, limit)
+
+
+class BlockingEventReader:
+    """The same for sync code."""
+
+    def __init__(self, store: SQLStore) -> None:
+        self._store = _checked_store(store)
+
+    def read(self, after: int | None = None, limit: int = LIMIT) -> list[Message]:
+        """Return the next committed events after a position; see `EventReader.read`."""
+        return run(_read(self._store, SYNC, after, limit))
+
+
+async def _read(store: SQLStore, colour: Colour, after: int | None, limit: int) -> list[Message]:
+    from semel.stores.sql.outbox_reading import committed
+
+    if limit < 1:
+        raise SettingsError(f"limit is a number of events from 1 on, not {limit}")
+    ledger = cast("SQLLedger", store.ledger(colour))
+    return await ledger.run(lambda link: committed(link, after, limit))
+
+
+def _checked_store(store: SQLStore) -> SQLStore:
+    from semel.stores.sql import SQLStore
+
+    if not isinstance(store, SQLStore):
+        raise SettingsError(
+            f"a reader takes an SQLStore, not a {type(store).__name__}; write SQLStore(url) or "
+            "SQLStore(engine), from semel.stores.sql"
+        )
+    return store
 
 
 # --- names --------------------------------------------------------------------------------------

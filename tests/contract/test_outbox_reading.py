@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import defaultdict
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from sqlalchemy.orm import Session
 from semel.colour import ASYNC
 from semel.errors import SettingsError
 from semel.messages import Tail, shard_of
-from semel.outbox import Event, Outbox
+from semel.outbox import BlockingEventReader, Event, EventReader, Outbox
 from semel.stores.owners import key_of
 from semel.stores.sql import SQLStore, init, notify, outbox_lag, outbox_pages, outbox_placing
 from semel.stores.sql import outbox_cursor as cursors
@@ -1270,3 +1271,199 @@ async def test_a_listener_whose_connection_breaks_connects_anew(desk, monkeypatc
     assert await bell.wait(30)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
+
+
+# --- EventReader: a relay of one's own ----------------------------------------------------------
+
+
+@pytest.fixture(params=["async", "sync"])
+def reading_from(request):
+    """Makes an EventReader or a BlockingEventReader, and returns its `read`, to be awaited."""
+
+    def read_of(store):
+        if request.param == "async":
+            return EventReader(store).read
+        return partial(asyncio.to_thread, BlockingEventReader(store).read)
+
+    return read_of
+
+
+def aggregates(events):
+    return [event.aggregate_id for event in events]
+
+
+async def test_event_reader_returns_event_as_written_and_writes_no_cursor(desk, reading_from):
+    text = '{"b":  1.50, "a": "\\u00e9 é"}'
+    with Session(desk.engine) as session:
+        headers = {"traceparent": "00-é"}
+        added = OUTBOX.add(session, placed(7, text, tenant="acme", headers=headers))
+        session.commit()
+    [event] = await reading_from(desk.store)()
+    assert (event.id, event.type, event.topic, event.tenant) == (
+        added.id,
+        "placed",
+        "orders",
+        "acme",
+    )
+    assert (event.aggregate_type, event.aggregate_id, event.seq) == ("order", "7", 1)
+    assert (event.payload, event.headers) == (text, headers)
+    assert event.data == {"b": 1.5, "a": "é é"}
+    assert event.time.tzinfo is UTC
+    assert desk.ask("SELECT * FROM event_outbox_cursor") == []
+
+
+async def test_event_reader_does_not_pass_earlier_open_transaction(desk, reading_from):
+    read = reading_from(desk.store)
+    async with Paused(desk).holding(placed("first")):
+        if not one_at_a_time(desk):
+            desk.commit(placed("second"))
+        before = await read()
+        # MariaDB gives out positions after the commit, so there is no gap before "second".
+        assert aggregates(before) == (["second"] if desk.name == "mysql" else [])
+    if one_at_a_time(desk):
+        desk.commit(placed("second"))
+    after = await read(after=before[-1].position if before else None)
+    assert aggregates(after) == (["first"] if before else ["first", "second"])
+    positions = [event.position for event in [*before, *after]]
+    assert positions == sorted(set(positions))
+
+
+async def test_event_reader_passes_gap_of_transaction_that_was_rolled_back(desk, reading_from):
+    read, held = reading_from(desk.store), Paused(desk)
+    held.fails = True
+    async with held.holding(placed("never")):
+        if not one_at_a_time(desk):
+            desk.commit(placed("second"))
+            assert aggregates(await read()) == (["second"] if desk.name == "mysql" else [])
+    desk.commit(placed("third"))
+    expected = ["third"] if one_at_a_time(desk) else ["second", "third"]
+    assert aggregates(await read()) == expected
+
+
+async def test_event_reader_with_stored_position_continues_after_restart(desk, reading_from):
+    desk.commit(*[placed(str(n)) for n in range(5)])
+    stored, seen = None, []
+    for limit in (2, 2, 1, 5):
+        store = SQLStore(desk.url)
+        events = await reading_from(store)(after=stored, limit=limit)
+        await store.aclose()
+        seen.append(aggregates(events))
+        stored = events[-1].position if events else stored
+    assert seen == [["0", "1"], ["2", "3"], ["4"], []]
+    desk.commit(placed("5"))
+    assert aggregates(await reading_from(desk.store)(after=stored)) == ["5"]
+
+
+async def test_event_reader_page_ends_early_when_payloads_are_large(
+    desk, reading_from, monkeypatch
+):
+    monkeypatch.setattr(reading, "PAGE_BYTES", 5_000)
+    desk.commit(*[placed(str(n), {"fill": "x" * (2_000 if n else 9_000)}) for n in range(7)])
+    read, position, sizes = reading_from(desk.store), None, []
+    while events := await read(after=position):
+        sizes.append(len(events))
+        position = events[-1].position
+    assert sizes == [1, 3, 3]
+
+
+async def test_two_event_readers_and_relay_keep_positions_of_their_own(desk, reading_from):
+    desk.commit(*[placed(str(n)) for n in range(4)])
+    one, other = reading_from(desk.store), reading_from(desk.store)
+    first = await one(limit=3)
+    assert aggregates(first) == ["0", "1", "2"]
+    assert aggregates(await other()) == ["0", "1", "2", "3"]
+    follower = await follow(desk)
+    await follower.go_on()
+    assert follower.told == [(str(n), 1) for n in range(4)]
+    assert aggregates(await one(after=first[-1].position)) == ["3"]
+
+
+async def test_event_reader_behind_swept_events_is_refused(desk, reading_from):
+    desk.commit(*[placed(str(n)) for n in range(4)])
+    read = reading_from(desk.store)
+    first = await read(limit=2)
+    reader, positions = await moved(desk, 3)
+    await reader.sweep(keep_s=0)
+    with pytest.raises(SettingsError, match=f"up to position {positions[2]} .* after=None"):
+        await read(after=first[-1].position)
+    assert aggregates(await read()) == ["3"]
+    assert aggregates(await read(after=positions[2])) == ["3"]
+
+
+async def test_event_reader_loses_nothing_while_many_write(desk, reading_from):
+    engine, read = desk.new_engine(), reading_from(desk.store)
+    rounds = 6 if one_at_a_time(desk) else 25
+    writing = asyncio.gather(
+        *(asyncio.to_thread(write_randomly, engine, seed, rounds) for seed in range(5))
+    )
+    seen, position, last, events = [], None, False, []
+    while not last or events:
+        last = writing.done()
+        events = await read(after=position, limit=7)
+        seen += events
+        position = events[-1].position if events else position
+        await asyncio.sleep(0)
+    await writing
+    engine.dispose()
+    rows = desk.ask("SELECT * FROM event_outbox")
+    assert sorted(event.id for event in seen) == sorted(row["event_id"] for row in rows)
+    numbers = defaultdict(list)
+    for event in seen:
+        if event.seq is not None:
+            numbers[event.aggregate_id].append(event.seq)
+    for of_one in numbers.values():
+        assert of_one == list(range(1, len(of_one) + 1))
+
+
+async def test_event_reader_reads_through_engine_of_application(desk):
+    desk.commit(placed("1"))
+    assert aggregates(BlockingEventReader(SQLStore(desk.engine)).read()) == ["1"]
+    engine = create_async_engine(with_driver(parse(desk.url), "async"))
+    store = SQLStore(engine)
+    assert aggregates(await EventReader(store).read()) == ["1"]
+    await store.aclose()
+    await engine.dispose()
+
+
+GRANTS = {
+    "postgresql": ["SELECT ON event_outbox, event_outbox_mark, event_outbox_id_seq"],
+    "mysql": [
+        "SELECT, UPDATE ON event_outbox",
+        "SELECT, INSERT, UPDATE ON event_outbox_mark",
+        "SELECT ON event_outbox_cursor",
+    ],
+}
+
+
+@pytest.mark.parametrize("database_url", ["postgres", "mariadb"], indirect=True)
+async def test_event_reader_needs_the_documented_grants_only(desk, reading_from):
+    desk.commit(placed("1"))
+    user = f"u{uuid.uuid4().hex[:12]}"
+    password = "PASSWORD" if desk.name == "postgresql" else "IDENTIFIED BY"
+    drop = [f"DROP OWNED BY {user}"] if desk.name == "postgresql" else []
+    desk.do(f"CREATE USER {user} {password} 'pw'")
+    url = parse(desk.url).set(username=user, password="pw")
+    store = SQLStore(url.render_as_string(hide_password=False))
+    try:
+        desk.do(*(f"GRANT {grant} TO {user}" for grant in GRANTS[desk.name]))
+        [event] = await reading_from(store)()
+        assert await reading_from(store)(after=event.position) == []
+    finally:
+        await store.aclose()
+        desk.do(*drop, f"DROP USER {user}")
+
+
+@pytest.mark.parametrize("made", [EventReader, BlockingEventReader])
+async def test_event_reader_without_sql_store_is_refused(made):
+    with pytest.raises(SettingsError, match=r"takes an SQLStore, not a str.*SQLStore\(url\)"):
+        made("sqlite:///x.db")
+
+
+async def test_event_reader_without_tables_or_with_empty_page_is_refused(tmp_path, reading_from):
+    store = SQLStore(f"sqlite:///{tmp_path}/empty.db")
+    read = reading_from(store)
+    with pytest.raises(SettingsError, match="semel db init"):
+        await read()
+    with pytest.raises(SettingsError, match="limit"):
+        await read(limit=0)
+    await store.aclose()

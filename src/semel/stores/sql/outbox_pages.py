@@ -36,6 +36,8 @@ BY_POSITION = {"mysql": " FORCE INDEX (ux_event_outbox_position)"}
 
 NAMES = ("event_id", "event_type", "topic", "tenant_id", "aggregate_type", "aggregate_id")
 
+ANY_READER = Owned("", ())
+
 
 @value
 class Stretch:
@@ -64,17 +66,23 @@ async def fetch(
 ) -> tuple[list[Any], bool]:
     """Rows of the stretch, and whether there may be more: it ends at the limit, or is too heavy.
 
-    Nothing is found by whoever is not the shard's owner.
+    Nothing is found by a reader that does not own the shard. `ANY_READER` needs no owner.
     """
     work = _fetch_postgres if link.dialect.name == "postgresql" else _fetch_plain
     return await work(link, stretch, owned, limit, most_bytes)
+
+
+def _if(owned: Owned) -> str:
+    if not owned.where:
+        return ""
+    return f" AND EXISTS (SELECT 1 FROM event_outbox_cursor AS c WHERE {owned.where})"
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------
 
 
 @lru_cache
-def _postgres(where: str, owned: str) -> str:
+def _postgres(where: str) -> str:
     columns = f"{', '.join(NAMES)}, seq, payload, created, headers"
     return dense(f"""
         SELECT place, {columns}, total FROM (
@@ -82,9 +90,7 @@ def _postgres(where: str, owned: str) -> str:
                 SELECT id AS place, {", ".join(NAMES)}, seq, payload,
                     (extract(epoch FROM created_at) * 1000000)::int8 AS created, headers,
                     octet_length(payload) AS size
-                FROM event_outbox WHERE {where} AND EXISTS (
-                    SELECT 1 FROM event_outbox_cursor AS c WHERE {owned}
-                ) ORDER BY id LIMIT ?::int8
+                FROM event_outbox WHERE {where} ORDER BY id LIMIT ?::int8
             ) AS p
         ) AS q WHERE total - size < ?::int8 ORDER BY place""")
 
@@ -92,7 +98,7 @@ def _postgres(where: str, owned: str) -> str:
 async def _fetch_postgres(
     link: Link, stretch: Stretch, owned: Owned, limit: int, most_bytes: int
 ) -> tuple[list[Any], bool]:
-    statement = _postgres(stretch.where("postgresql"), owned.where)
+    statement = _postgres(stretch.where("postgresql") + _if(owned))
     rows = await link.ask(statement, [*stretch.values, *owned.values, limit, most_bytes])
     cut = bool(rows) and (len(rows) == limit or rows[-1][-1] >= most_bytes)
     return rows, cut
@@ -115,9 +121,8 @@ async def _fetch_plain(
     if not light:
         return [], False
     columns = f"{place}, {', '.join(NAMES)}, seq, payload, created_at, headers, 0"
-    exists = f"EXISTS (SELECT 1 FROM event_outbox_cursor AS c WHERE {owned.where})"
     rows = await link.fetch(
-        f"SELECT {columns} FROM {table} {stretch.where(database)} AND {exists} {ordered}",
+        f"SELECT {columns} FROM {table} {stretch.where(database)}{_if(owned)} {ordered}",
         [*stretch.values, *owned.values, light],
     )
     return rows, bool(rows) and (light == limit or light < len(sizes))

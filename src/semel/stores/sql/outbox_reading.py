@@ -37,7 +37,7 @@ from semel.stores.sql.links import Link
 from semel.stores.sql.notify import hear
 from semel.stores.sql.outbox_cursor import Cursor, Party
 from semel.stores.sql.outbox_lag import Holder, Lag, lag, long_transactions
-from semel.stores.sql.outbox_pages import Stretch, fetch, messages
+from semel.stores.sql.outbox_pages import ANY_READER, Stretch, fetch, messages
 from semel.stores.sql.outbox_placing import place
 from semel.stores.sql.outbox_reshard import refused, reshard
 from semel.stores.sql.outbox_sweep import CHUNK, checked_keep, keep, sweep
@@ -317,3 +317,19 @@ async def news(link: Link) -> int:
     """Where ids say nothing about what is still to come, positions are given out first."""
     found = await decided(link)
     return await place(link) if found is None else found
+
+
+async def committed(link: Link, after: int | None, limit: int) -> list[Message]:
+    """The next committed events after a position, up to the high-water mark, for any reader.
+
+    The sweep's mark is read last: a sweep between the other statements is noticed.
+    """
+    stretch = Stretch(after=after or 0, upto=await news(link), slots=None, topic=None)
+    rows, _ = await fetch(link, stretch, ANY_READER, limit, PAGE_BYTES)
+    if after is not None and after < (gone := await cursors.swept(link)):
+        raise SettingsError(
+            f"events up to position {gone} of the outbox may have been deleted, and this reader is "
+            f"at {after}; keep events for longer (`semel relay --keep`), and read with after=None "
+            "to begin with the oldest event that is left"
+        )
+    return messages(rows, link.dialect, source="")
