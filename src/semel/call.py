@@ -91,6 +91,7 @@ class Call:
     """One guarded call: `ask`, then `perform` or `replay`."""
 
     attempt_type = Attempt
+    busy_advice = "Retry later, or wait for its result with on_duplicate='wait'"
     attempt: Attempt | None = None
     home: asyncio.AbstractEventLoop | None = None
     _deadline = 0.0
@@ -216,7 +217,7 @@ class Call:
         if self._waited:
             advice = f"This call has waited for {self.policy.wait_s:g}s (wait_timeout). Retry later"
         else:
-            advice = "Retry later, or wait for its result with on_duplicate='wait'"
+            advice = self.busy_advice
         return InProgressError(
             f"{self.key.text!r} is held by another call, which is running or has died; its lease "
             f"ends in {answer.left_s:.1f}s at the latest. {advice}",

@@ -283,6 +283,29 @@ async def test_another_operation_or_request_under_the_same_key_is_refused(url, s
     assert await of(second.get_response("order-1", **ORDER))
 
 
+@on_one_database
+async def test_advice_in_errors_of_lock_names_parameters_that_lock_has(url, shop, session):
+    await lock(SqlAlchemyIdempotency(session))
+    second = SqlAlchemyIdempotency(shop.session())
+    told = []
+    for asked in ({}, {"request_hash": "xyz789"}, {"operation": "CancelOrder"}):
+        with pytest.raises((InProgressError, IdempotencyConflictError)) as caught:
+            await lock(second, **asked)
+        told.append(str(caught.value))
+    assert not [name for name in NOT_OF_LOCK for text in told if name in text]
+    assert told[0].endswith("Retry later")
+    assert told[1].endswith(
+        "Use a new key for a new effect, or leave out of request_hash= what "
+        "may differ between repeats"
+    )
+    assert told[2].endswith(
+        "was used before for another operation; nothing was run. Use a new key for a new effect"
+    )
+
+
+NOT_OF_LOCK = ("fingerprint", "per_operation", "on_duplicate")
+
+
 async def test_tenants_never_share(url, shop, session):
     await settled(session, SqlAlchemyIdempotency(session, tenant_id="a"), response={"of": "a"})
     other = shop.session()

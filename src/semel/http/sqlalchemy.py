@@ -56,7 +56,7 @@ from semel.stores.sql import SQLStore
 from semel.stores.sql.bound import codec_of, refuse_autocommit
 from semel.stores.sql.committing import Watch, the_session
 from semel.stores.sql.rows import KEY_CHARS, TENANT_CHARS, original_text, shortened
-from semel.values import Done, Key, Outcome, Record, State
+from semel.values import Done, Key, Mismatch, Outcome, Record, State
 
 __all__ = [
     "IdempotencyConflictError",
@@ -227,6 +227,7 @@ class _Handling(Call):
     It never holds the session, which may end without a word: then nobody renews any more.
     """
 
+    busy_advice = "Retry later"
     session: weakref.ref[orm.Session]
     answered = False
     """May the session be committed, as far as this key is concerned?"""
@@ -268,6 +269,9 @@ class _Handling(Call):
             log.warning("semel: %r could not be released: %s", self.key.text, trouble)
         finally:
             self.let_go()
+
+    def _conflict(self, answer: Mismatch) -> IdempotencyConflictError:
+        return _conflict(self.key, answer.what)
 
     def _outcome(self, value: Outcome) -> Outcome:
         most = self.policy.max_result
@@ -505,7 +509,7 @@ class SqlAlchemyIdempotency(Generic[S]):
         if operation is not None and record.key.operation != operation:
             raise _conflict(key, "operation")
         if request_hash is not None and record.fingerprint != _fingerprint(request_hash):
-            raise _conflict(key, "request")
+            raise _conflict(key, "fingerprint")
         if record.outcome.kind != "value":
             unwrap(self._call(key, b"").replay(record.outcome))
         return _shown_record(record)
@@ -677,10 +681,13 @@ def _shown_record(record: Record) -> IdempotencyRecord:
     )
 
 
-def _conflict(key: Key, what: Literal["operation", "request"]) -> IdempotencyConflictError:
+def _conflict(key: Key, what: Literal["operation", "fingerprint"]) -> IdempotencyConflictError:
+    other, advice = "operation", "Use a new key for a new effect"
+    if what == "fingerprint":
+        other = "request"
+        advice += ", or leave out of request_hash= what may differ between repeats"
     return IdempotencyConflictError(
-        f"{key.text!r} was used before for another {what}; nothing was run. Use a new key for a "
-        "new effect",
+        f"{key.text!r} was used before for another {other}; nothing was run. {advice}",
         key=key.text,
     )
 
