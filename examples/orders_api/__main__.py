@@ -44,9 +44,9 @@ HINT = """
 
     curl -s {url}/orders -H 'X-API-Key: key-of-ann'
 
-  What the ledger knows of it (needs the extra cli):
+  What the ledger knows of it:
 
-    semel ledger list {database}
+    {python} -m semel ledger list {database}
 
   Ctrl-C ends it. `make example NAME=orders_api ARGS=try` shows what happens when it is killed.
 """
@@ -70,7 +70,8 @@ def main() -> None:
     import uvicorn
 
     shown = pasteable(sa.make_url(os.environ["ORDERS_URL"]))
-    print(HINT.format(url=f"http://127.0.0.1:{args.port}", database=shown), flush=True)
+    url = f"http://127.0.0.1:{args.port}"
+    print(HINT.format(url=url, database=shown, python=sys.executable), flush=True)
     uvicorn.run("shop:app", host="127.0.0.1", port=args.port, app_dir=str(HERE))
 
 

@@ -182,6 +182,25 @@ def test_a_page_shows_its_snippets_as_they_are(page):
             assert "\n".join(block.lines) in (ROOT / block.file).read_text(), block.file
 
 
+def pasted():
+    """What a reader has who pastes all parts of a snippet, where a page shows its beginning."""
+    for page in PAGES:
+        shown = {}
+        for block in blocks(page):
+            if block.file in set(map(name, SNIPPETS)):
+                shown.setdefault(ROOT / block.file, []).extend([*block.lines, "", ""])
+        for snippet, lines in shown.items():
+            if snippet.read_text().startswith(lines[0]):
+                yield pytest.param("\n".join(lines), id=f"{name(page)}: {snippet.name}")
+
+
+@pytest.mark.parametrize("text", list(pasted()))
+def test_pasted_parts_of_snippet_define_every_name_they_use(text):
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-q", "-"]
+    found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
 def test_every_snippet_is_shown():
     shown = {block.file for page in PAGES for block in blocks(page)}
     assert {name(snippet) for snippet in SNIPPETS} <= shown

@@ -51,6 +51,30 @@ def test_a_port_that_is_taken_is_said_with_what_to_write(tmp_path):
     assert "--port" in line
 
 
+def test_commands_that_the_orders_api_prints_exist(tmp_path):
+    """The example runs in an environment that is not on the PATH of the user's shell."""
+    env = {k: v for k, v in os.environ.items() if k not in {"ORDERS_URL", "BANK_URL"}}
+    words = [sys.executable, str(ROOT / "examples" / "orders_api"), "--port", str(free_port())]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        lines = iter(server.stderr.readline, "")
+        assert any("startup complete" in line for line in lines)
+        server.terminate()
+        said = server.communicate(timeout=60)[0]
+    [hint] = [line for line in said.splitlines() if "ledger list" in line]
+    done = subprocess.run(
+        ["/bin/sh", "-c", hint],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

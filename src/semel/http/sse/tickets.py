@@ -12,9 +12,10 @@ who somebody is. Whether they may see the job is still asked of `authorise`, whi
 
 The easy mistake is to leave reconnecting to `EventSource`: it asks for the same URL, and so with
 the same ticket, which is used up, and it gives up at the 401. So either a page makes a new
-`EventSource` with a new ticket and `after=` its last id when the old one fails (our clients do so
-when they are given a function for the URL), or there is a cookie as well, and `authorise` looks at
-it when `request.ticket` is None: a used ticket is no ticket, and no refusal.
+`EventSource` with a new ticket and `after=` its last id when the old one fails and the job has not
+ended (our clients do so when they are given a function for the URL), or there is a cookie as well,
+and `authorise` looks at it when `request.ticket` is None: a used ticket is no ticket, and no
+refusal.
 """
 
 from __future__ import annotations
