@@ -176,10 +176,8 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
     if isinstance(key, Key):
         return key.id
     id = _named(key, identity).id
-    if not isinstance(key, str):
+    if not isinstance(key, str) or not _HEX_ID.fullmatch(key):
         return id
-    if not _HEX_ID.fullmatch(key):
-        return await _by_text(ledger, key, id, identity) if keys.looks_default(key) else id
     known = [one for one in (id, bytes.fromhex(key)) if await _is_known(ledger, one)]
     if len(known) > 1:
         raise SettingsError(
@@ -189,23 +187,27 @@ async def _id(ledger: StoreLedger, key: KeyLike, identity: Identity) -> bytes:
     return known[0] if known else id
 
 
-async def _by_text(ledger: StoreLedger, text: str, id: bytes, identity: Identity) -> bytes:
-    """The id of the record with this text, if none has this id.
+async def _by_text(ledger: StoreLedger, key: KeyLike, identity: Identity) -> list[bytes]:
+    """Return the ids of the records with this text, if it may be the text of a default key.
 
-    The text of a default key is for people, and its id is not made of it: all records are read.
+    The id of a default key cannot be computed from its text, so all records of the tenant are read.
     """
-    if await _is_known(ledger, id):
-        return id
+    is_more_than_text = any(given for name, given in identity.items() if name != "tenant")
+    if not isinstance(key, str) or is_more_than_text or not keys.looks_default(key):
+        return []
     found, after = list[bytes](), None
     while page := await ledger.records(
         tenant=identity.get("tenant", ""), operation=None, state=None, limit=1000, after=after
     ):
-        found += [record.key.id for record in page if record.key.text == text]
+        found += [record.key.id for record in page if record.key.text == key]
         after = page[-1].key.id
-    if len(found) > 1:
-        ids = ", ".join(one.hex() for one in found)
-        raise SettingsError(f"{text!r} is the text of {len(found)} records; give an id: {ids}")
-    return found[0] if found else id
+    return found
+
+
+def _ambiguous(key: KeyLike, ids: Sequence[bytes]) -> str:
+    """Explain that a record is named by its id: another key can have the same text."""
+    count = "a record" if len(ids) == 1 else f"{len(ids)} records"
+    return f"{key!r} is the text of {count}; give an id: {', '.join(id.hex() for id in ids)}"
 
 
 def _named(text: str | bytes, identity: Identity) -> Key:
@@ -247,8 +249,20 @@ async def _is_known(ledger: StoreLedger, id: bytes) -> bool:
 
 
 async def find(ledger: StoreLedger, key: KeyLike, **identity: Unpack[Identity]) -> Record | None:
-    """The record of this key, or None."""
-    return await ledger.look(await _id(ledger, key, identity))
+    """Return the record of this key, or else the record of a default key with this text."""
+    record = await ledger.look(await _id(ledger, key, identity))
+    if record is not None:
+        return record
+    found = await _by_text(ledger, key, identity)
+    if len(found) > 1:
+        raise SettingsError(_ambiguous(key, found))
+    return await ledger.look(found[0]) if found else None
+
+
+async def _not_found(ledger: StoreLedger, key: KeyLike, identity: Identity) -> Refused:
+    """Refuse to change a record that is named by its text alone."""
+    found = await _by_text(ledger, key, identity)
+    return Refused(_ambiguous(key, found)) if found else missing(key, identity)
 
 
 IN_PYTHON = (
@@ -527,9 +541,9 @@ async def resolve(
     """
     _check_status(settlement, status)
     ttl_s = None if ttl is None else _positive("ttl", ttl)
-    record = await find(ledger, key, **identity)
+    record = await ledger.look(await _id(ledger, key, identity))
     if record is None:
-        return missing(key, identity)
+        return await _not_found(ledger, key, identity)
     outcome = _outcome(settlement, codec, status, http=_by_request(record, identity))
     fence = record.fence if fence is None else fence
     if await ledger.resolve(record.key.id, fence=fence, outcome=outcome, ttl_s=ttl_s):
@@ -614,7 +628,7 @@ async def forget(
         return Changed()
     record = await ledger.look(id)
     if record is None:
-        return missing(key, identity)
+        return await _not_found(ledger, key, identity)
     return Refused(
         f"{record.key.text!r} is held by {record.holder}, with a lease until "
         f"{_time(record.lease_until)}; wait until it is over, or use force, which lets it run a "

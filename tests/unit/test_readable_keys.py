@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from semel import DuplicateExecutionError, InProgressError, SettingsError, idempotent, once
 from semel.admin import Admin
 from semel.colour import SYNC, run
+from semel.guard import Retry
 from semel.keys import new_attempt
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SQLiteStore
@@ -113,7 +114,7 @@ def test_error_of_a_duplicate_shows_the_text(store):
         create(123, 100)
 
 
-def test_record_has_the_text_and_admin_finds_the_record_by_it(store):
+def test_record_has_the_text_and_admin_explains_the_record_by_it(store):
     create = invoices(store)
     create(123, 100)
     create(123, 101)
@@ -125,8 +126,33 @@ def test_record_has_the_text_and_admin_finds_the_record_by_it(store):
     story = desk.explain("create_invoice:user_id=123:amount=100")
     assert story.record.key.id == create.key_for(123, 100).id
     assert desk.explain("create_invoice:user_id=123:amount=102") is None
-    assert desk.forget("create_invoice:user_id=123:amount=100")
-    assert [one.key.text for one in desk.records()] == ["create_invoice:user_id=123:amount=101"]
+
+
+def test_admin_changes_no_record_by_the_text_of_a_default_key_and_names_its_id(store):
+    create = invoices(store)
+    create(123, 100)
+    desk, id = Admin(store), create.key_for(123, 100).id.hex()
+    for answer in (
+        desk.forget("create_invoice:user_id=123:amount=100"),
+        desk.resolve("create_invoice:user_id=123:amount=100", Retry()),
+    ):
+        assert not answer
+        assert answer.why.endswith(f"give an id: {id}")
+    assert desk.forget(id)
+    assert not desk.records()
+
+
+@pytest.mark.parametrize(
+    "options", [{"version": "3"}, {"http": True}, {"operation": "refund", "per_operation": True}]
+)
+def test_admin_finds_no_record_of_another_identity_by_its_text(store, options):
+    with once("charge:order=7", store=store, version="2") as attempt:
+        attempt.done(1)
+    desk = Admin(store)
+    assert desk.explain("charge:order=7", **options) is None
+    assert desk.forget("charge:order=7", **options).missing
+    assert not desk.forget("charge:order=7")
+    assert len(desk.records()) == 1
 
 
 def test_admin_refuses_a_text_of_two_records_and_names_their_ids(store):

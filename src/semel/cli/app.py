@@ -413,24 +413,29 @@ def forget(
     url, key = url_and("key", first, second)
     identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
-        about = "" if yes else _about_forgetting(desk, url, key, identity)
-        if about:
-            confirm(
-                about, "Delete its record, and let the next call run, even if it happened before?"
-            )
+        named: admin.KeyLike | None = key
+        if not yes:
+            named, about = _about_forgetting(desk, url, key, identity)
+            if named is not None:
+                confirm(
+                    about,
+                    "Delete its record, and let the next call run, even if it happened before?",
+                )
         answer: admin.Answer = _missing(key, identity)
-        if about is not None:
-            answer = desk.forget(key, force=force, **identity)
+        if named is not None:
+            answer = desk.forget(named, force=force, **identity)
     _show_answer(_spelled(answer, key, identity), "forgotten", as_json=as_json)
 
 
-def _about_forgetting(desk: Admin, url: str, key: str, identity: Identity) -> str | None:
-    """What would be forgotten, if anything."""
+def _about_forgetting(
+    desk: Admin, url: str, key: str, identity: Identity
+) -> tuple[admin.KeyLike | None, str]:
+    """Return the record to forget, None if there is none, and what a person is asked about it."""
     try:
         story = desk.explain(key, **identity)
     except CorruptRecordError as error:
-        return show.redact(str(error), url)
-    return None if story is None else _about(url, story)
+        return key, show.redact(str(error), url)
+    return (None, "") if story is None else (story.record.key, _about(url, story))
 
 
 def _about(url: str, story: Story) -> str:
