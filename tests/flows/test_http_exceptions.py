@@ -26,7 +26,7 @@ from semel.http.fastapi import (
     add_exception_handlers,
     exception_handlers,
 )
-from semel.http.sqlalchemy import SqlAlchemyIdempotency, hash_request
+from semel.http.sqlalchemy import IdempotencyRecord, SqlAlchemyIdempotency, hash_request
 from semel.stores import MemoryStore
 from semel.stores.sql import init
 from semel.stores.sql.lines import parse, with_driver
@@ -232,6 +232,63 @@ async def test_problem_of_a_handler_is_held_where_exceptions_are(guarded):
     app = guarded(failing_once(errors.StoreUnavailableError("down")), Rule(on_error="hold"))
     assert name(await post(app, headers=KEY)) == "store-unavailable"
     assert name(await post(app, headers=KEY)) == "outcome-unknown"
+
+
+async def test_response_after_a_problem_of_an_earlier_try_is_recorded():
+    """A middleware between the two calls the application again after a 409."""
+    app, effects = FastAPI(), []
+    add_exception_handlers(app)
+    fails = [errors.InProgressError("running")]
+
+    @app.post("/", status_code=201)
+    async def endpoint():
+        effects.append(1)
+        if fails:
+            raise fails.pop()
+        return len(effects)
+
+    async def again(scope, receive, send):
+        sent = []
+
+        async def keep(message):
+            sent.append(message)
+
+        await app(scope, receive, keep)
+        if sent[0].get("status") == 409:
+            sent.clear()
+            await app(scope, receive, keep)
+        for message in sent:
+            await send(message)
+
+    outer = IdempotencyMiddleware(again, store=MemoryStore(), scope="shop")
+    assert (await post(outer, headers=KEY)).status_code == 201
+    repeat = await post(outer, headers=KEY)
+    assert (repeat.status_code, repeat.json(), len(effects)) == (201, 2, 2)
+
+
+@pytest.mark.parametrize("on_error", ["release", "store", "hold"])
+async def test_response_that_lock_has_found_is_no_failure_of_the_handler(guarded, on_error):
+    found = IdempotencyRecord(response={"order": 1}, status_code=201)
+    error = errors.DuplicateExecutionError("done", result=found)
+    app = guarded(raising(error), Rule(on_error=on_error))
+    for _ in range(2):
+        response = await post(app, headers=KEY)
+        assert (response.status_code, response.json()) == (201, {"order": 1})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InProgressError("running"),
+        errors.IdempotencyConflictError("other"),
+        errors.StoreUnavailableError("down"),
+    ],
+)
+async def test_problem_of_a_guarded_call_says_nothing_of_the_request(make_app, error):
+    """The endpoint has no key of the request, and may have done something before the call."""
+    said = (await post(make_app(raising(error)))).json()
+    for word in ("Idempotency-Key", "request", "method", "othing was done"):
+        assert word not in said["title"] + said["detail"]
 
 
 # --- the usual handler, step by step, without an `except` of its own ------------------------------

@@ -76,8 +76,8 @@ class Exchange(Call):
     live: Response | None = None
     """Head of the response that is sent while the handler makes it and the claim is held."""
     live_routed = True
-    raised: SemelError | None = None
-    """The exception that the response stands for: an exception handler has made it."""
+    raised: tuple[SemelError, int] | None = None
+    """The exception that an exception handler turned into a response, and its status."""
     _bound = False
 
     def __init__(
@@ -226,8 +226,8 @@ class Exchange(Call):
         if size is not None and size < protocol.length_of(response, self._request.method):
             error = BrokenOffError(f"the app ended this {status} after {size} bytes of its body")
             return await self.failed(error) or response
-        if self.raised is not None:
-            return await self.failed(self.raised) or response
+        if self.raised is not None and self.raised[1] == status:
+            return await self.failed(self.raised[0]) or response
         failed = status >= FIRST_SERVER_ERROR
         kept = failed or self._ruling.keeps(status, routed=routed)  # yours, and it may raise
         self.closed = True

@@ -5,8 +5,10 @@
 
     app = Starlette(routes=..., exception_handlers=exception_handlers)
 
-A handler that calls a guarded function, or `SqlAlchemyIdempotency`, then needs no `except`. Each
-error gets the document that the middleware sends for it.
+A handler that calls a guarded function, or `SqlAlchemyIdempotency`, then needs no `except`. The
+documents have the statuses and types of the middleware's. Their texts speak of the operation: the
+handler may have done other things, and the request may have no `Idempotency-Key`.
+`DuplicateExecutionError` gets `duplicate`, or the recorded response.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ def add_exception_handlers(app: Starlette) -> None:
 async def _answer(connection: HTTPConnection, error: Any) -> StarletteResponse:
     if connection.scope["type"] != "http":  # Starlette would close a WebSocket without a word
         raise error
-    _keep_unrecorded(connection, error)
     answer = _document(error)
+    if not _is_recorded(error):
+        _keep_unrecorded(connection, error, answer.status)
     if "origin" in connection.headers:
         answer = Response(answer.status, (*answer.headers, protocol.EXPOSED), answer.body)
     response = StarletteResponse(answer.body, answer.status)
@@ -64,55 +67,93 @@ async def _answer(connection: HTTPConnection, error: Any) -> StarletteResponse:
     return response
 
 
-def _document(error: SemelError) -> Response:
+def _document(error: Any) -> Response:
     if isinstance(error, (StoreUnavailableError, OutcomeUnknownError)):
         log.warning("semel: a request was refused: %s", error)
-    if isinstance(error, StoreUnavailableError) and error.happened:
-        return protocol.problem(
-            "store-unavailable",
-            "This request took effect, but that could not be recorded. If it is sent again, its "
-            "effect may be repeated.",
-        )
-    if isinstance(error, DuplicateExecutionError) and not isinstance(error, InProgressError):
-        return _duplicate(error.result)
-    return protocol.refusal(error)
-
-
-def _duplicate(result: Any) -> Response:
-    """Return the response that `lock` found, or the problem `duplicate` if it was a guard."""
-    if hasattr(result, "response") and hasattr(result, "status_code"):
-        found = protocol.as_json(result.status_code or 200, result.response)
+    if _is_recorded(error):
+        found = protocol.as_json(error.result.status_code or 200, error.result.response)
         return Response(found.status, (*found.headers, protocol.REPLAYED), found.body)
-    return protocol.described(
-        "duplicate", 409, "This was done before", "It was done before, and is not repeated."
-    )
+    if isinstance(error, StoreUnavailableError) and error.happened:
+        return HAPPENED
+    return next(answer for kind, answer in DOCUMENTS.items() if isinstance(error, kind))
 
 
-def _keep_unrecorded(connection: HTTPConnection, error: SemelError) -> None:
-    """Let a middleware treat the answer as the exception it stands for.
+def _is_recorded(error: SemelError) -> bool:
+    """Return whether this is the response that `SqlAlchemyIdempotency.lock` found."""
+    found = error.result if isinstance(error, DuplicateExecutionError) else None
+    return hasattr(found, "response") and hasattr(found, "status_code")
+
+
+def _keep_unrecorded(connection: HTTPConnection, error: SemelError, status: int) -> None:
+    """Tell the middleware which exception a response with this status replaces.
 
     Recorded, a 409 that says "ask again" would be the answer to every retry.
     """
     attempt = connection.scope.get(ATTEMPT)
     call = None if attempt is None else attempt._call  # noqa: SLF001 - `call` raises if it has ended
     if isinstance(call, Exchange):
-        call.raised = error
+        call.raised = error, status
 
+
+# --- what each error is answered with -----------------------------------------------------------
+
+# What `Retry-After` says, in seconds.
+RETRY_S = 1.0
+
+IN_PROGRESS = "in-progress", 409, "The operation is in progress"
+UNAVAILABLE = "store-unavailable", 503, "The operation cannot be guaranteed right now"
+
+HAPPENED = protocol.described(
+    *UNAVAILABLE,
+    "The operation took effect, but that could not be recorded. If it is requested again, its "
+    "effect may be repeated.",
+)
 
 # An error that is not here is an error of the server: `SettingsError`, and `ReplayedError`, which
-# stands for an exception of the application.
-exception_handlers: Mapping[Any, Any] = MappingProxyType(
-    dict.fromkeys(
-        (
-            InProgressError,
-            DuplicateExecutionError,
-            ClaimLostError,
-            IdempotencyConflictError,
-            OutcomeUnknownError,
-            ResultLostError,
-            StoreUnavailableError,
-        ),
-        _answer,
-    )
-)
+# stands for an exception of the application. `InProgressError` is a `DuplicateExecutionError`, and
+# so comes before it.
+DOCUMENTS: Mapping[type[SemelError], Response] = {
+    InProgressError: protocol.described(
+        *IN_PROGRESS, "The same operation is in progress. Retry later.", retry_after=RETRY_S
+    ),
+    ClaimLostError: protocol.described(
+        *IN_PROGRESS,
+        "Another attempt at the operation has taken over. Retry later.",
+        retry_after=RETRY_S,
+    ),
+    DuplicateExecutionError: protocol.described(
+        "duplicate",
+        409,
+        "The operation was done before",
+        "The operation was done before, and is not repeated.",
+    ),
+    IdempotencyConflictError: protocol.described(
+        "key-reused",
+        422,
+        "The operation's key is already used",
+        "The key of this operation was used before with other arguments. The operation was not "
+        "run.",
+    ),
+    OutcomeUnknownError: protocol.described(
+        "outcome-unknown",
+        409,
+        "The outcome of the operation is not known",
+        "An earlier attempt at the operation ended without a recorded outcome. The operation is "
+        "not repeated until its outcome is settled.",
+    ),
+    ResultLostError: protocol.described(
+        "response-not-kept",
+        410,
+        "The result of the operation was not kept",
+        "The operation was done before. Its result could not be kept, so it cannot be shown again.",
+    ),
+    StoreUnavailableError: protocol.described(
+        *UNAVAILABLE,
+        "The store that knows whether the operation was done before did not answer, so the "
+        "operation was not done. Retry later.",
+        retry_after=RETRY_S,
+    ),
+}
+
+exception_handlers: Mapping[Any, Any] = MappingProxyType(dict.fromkeys(DOCUMENTS, _answer))
 """Handlers by exception class, for `Starlette(exception_handlers=...)`."""
