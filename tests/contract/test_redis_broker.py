@@ -320,13 +320,13 @@ async def test_ack_of_a_worker_with_a_target_trims_nothing_of_a_relay_without_on
     assert await client.xlen(TOPIC) == 30
 
 
-async def test_tail_of_a_relay_trims_what_strangers_acknowledged(opened, client):
+async def test_tail_of_a_relay_trims_what_other_processes_acknowledged(opened, client):
     relays, others = opened(maxlen=5, groups={TOPIC: ["strangers"]}), opened(maxlen=5)
     await Sender(relays, TOPIC).send(*range(1, 31))
     await client.xreadgroup("strangers", "one of them", {TOPIC: ">"})
     await client.xack(TOPIC, "strangers", *(f"{p}-0" for p in range(1, 31)))
     assert await others.tail(TOPIC, 0) == Tail(30, f"{TOPIC}-30")
-    assert await client.xlen(TOPIC) == 30, "only the one who publishes trims"
+    assert await client.xlen(TOPIC) == 30, "only the publishing broker trims"
     assert await relays.tail(TOPIC, 0) == Tail(30, f"{TOPIC}-30")
     assert await client.xlen(TOPIC) == 5
 

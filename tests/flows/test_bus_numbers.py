@@ -1,4 +1,4 @@
-"""Events without a number of their own, on every engine, through a router, to whoever watches."""
+"""Events without a given number: on every engine, through a router, up to a viewer."""
 
 from __future__ import annotations
 
@@ -89,6 +89,17 @@ async def test_new_publisher_continues_and_two_in_turns_never_go_back(store, ope
     assert [data for _, data in found] == list(range(len(order)))
     assert [seq for seq, _ in found] == list(range(1, len(order) + 1))
     assert state_of(await store.log(ASYNC).load(stream_of("scan", JOB)))["data"] == len(order) - 1
+
+
+async def test_new_publishers_of_a_shard_leave_no_gap(store, opens):
+    for n in range(6):
+        publisher = opens(store, shards=1)
+        for m in range(3):
+            assert await publisher.publish(JOB, "progress", data=3 * n + m) is True
+    page = await store.log(ASYNC).read("scan:events:0")
+    found = [json.loads(entry.data) for entry in page.entries]
+    assert [event["seq"] for event in found] == [*range(1, 19)]
+    assert [event["data"] for event in found] == [*range(18)]
 
 
 async def test_twenty_at_once_are_there_once_each_with_growing_numbers(store, opens):

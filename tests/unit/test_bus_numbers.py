@@ -241,9 +241,17 @@ async def test_new_publisher_for_a_router_finds_a_free_number_in_a_few_calls(sto
     append = log.append
     monkeypatch.setattr(log, "append", lambda *a, **k: calls.append(1) or append(*a, **k))
     assert await Publisher(store, shards=1).publish("job-1", "progress", data=100) is True
-    assert len(calls) < 12
-    numbers = await seqs(store, SHARD)
-    assert numbers == sorted(set(numbers))
+    assert len(calls) < 16
+    assert await seqs(store, SHARD) == [*range(1, 102)]
+
+
+@pytest.mark.parametrize("each", [1, 3])
+async def test_publishers_of_one_attempt_for_a_router_leave_no_gap_in_turns(store, each):
+    for n in range(100):
+        publisher = Publisher(store, shards=1)
+        for m in range(each):
+            assert await publisher.publish("job-1", "progress", data=[n, m]) is True
+    assert await seqs(store, SHARD) == [*range(1, 100 * each + 1)]
 
 
 async def test_after_a_fork_numbers_are_not_shared_with_the_parent(store, monkeypatch):
@@ -363,6 +371,6 @@ async def test_conflict_by_default_raises(store):
         await publisher.publish("job-1", "vision", 10, {"n": 2})
 
 
-def test_unknown_answer_to_a_conflict_is_refused(store):
+def test_unknown_on_conflict_value_is_refused(store):
     with pytest.raises(SettingsError, match=r'on_conflict=.*"raise" or "skip"'):
         Publisher(store, on_conflict="ignore")  # type: ignore[arg-type]

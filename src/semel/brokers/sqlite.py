@@ -88,7 +88,7 @@ class SQLiteBroker:
         return receipt
 
     async def tail(self, topic: str, shard: int) -> Tail:
-        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
+        """Return the last message of the shard. Trim first if this broker has published there."""
         rules.check_shard(shard, self.shards)
         tail: Tail = await self.call(self._rows.trimmed_tail, (topic, shard))
         return tail
@@ -384,7 +384,7 @@ class _Rows:
         self._shards = shards
         self._maxlen = maxlen
         self._published: set[Place] = set()
-        """Where this broker publishes. Elsewhere another process decides how much is kept."""
+        """Shards to which this object has published. Their publisher decides how much is kept."""
 
     def prepare(self) -> None:
         """Make the tables, or see that they are as expected."""

@@ -181,7 +181,7 @@ def append(
 ) -> Answering[Answer]:
     """Add the event to its job's stream: entry, state and ring in one call.
 
-    `fences` are those of the router, `rising` those that grow with each event.
+    `fences` are those of the router. `rising` has numbers that must grow with each append.
     """
     return log.append(
         stream_of(event.domain, event.job_id),

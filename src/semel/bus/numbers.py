@@ -21,8 +21,8 @@ from semel.entries import FieldValue
 
 __all__ = ["Numbers", "highest_in"]
 
-# Jobs that are counted at a time, and calls without a known outcome. A job that was forgotten is
-# counted again from the log.
+# Counts (one per job and attempt) and failed calls that are kept, to bound memory. A forgotten
+# count is read from the job's log again; with shards, it begins at the first number.
 MOST_JOBS = 10_000
 
 Count: TypeAlias = tuple[str, int]
@@ -35,7 +35,8 @@ Call: TypeAlias = tuple[str, int, str, bytes]
 class Numbers:
     """The highest number of each job and attempt, and the numbers of calls that have failed.
 
-    It belongs to one process: a fork has the parent's counts, and would pass for the parent.
+    It belongs to one process. A forked process would have the same token, so its events would be
+    taken for the parent's.
     """
 
     def __init__(self) -> None:
@@ -50,11 +51,11 @@ class Numbers:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has made it."""
+        """Whether this process created the counts."""
         return self._pid == os.getpid()
 
     def signed(self, written: Written) -> Written:
-        """Add this publisher to the fingerprint: the same data of another one is another event."""
+        """Add this publisher's token to the fingerprint: equal data of another one differ."""
         return Written(written.entry, self._token + written.fingerprint)
 
     def highest(self, count: Count) -> int | None:

@@ -18,8 +18,9 @@ Without a number, an event takes the next one of its job and attempt:
 
 Then two calls are two events. Only after an error, the same call of the same publisher repeats the
 event: it takes the same number. In the job's stream, automatic numbers grow with each event, also
-with several publishers: the log knows the last one. In a shard it does not, and a number that
-another publisher has taken is found by its fingerprint, which names the publisher.
+with several publishers: the log knows the last one. In a shard it does not. There each
+publisher adds a random token to the fingerprint of its automatic events, so that a number that
+another publisher has taken is answered as a mismatch.
 
 The easy mistake is to go on after `StaleAttemptError`: somebody else does the same work by now.
 """
@@ -34,7 +35,7 @@ from typing import Any, Literal, Self, TypeAlias, assert_never
 from semel.bus import jobs
 from semel.bus.jobs import KEEP_JOB, KEEP_SHARD, Event, Written, named
 from semel.bus.numbers import Numbers, highest_in
-from semel.bus.stages import FAILED, STAGES, Stages
+from semel.bus.stages import FAILED, MOST_SEQ, STAGES, Stages
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.entries import Answer, Appended, Ended, Fenced, Full, Keep, Repeated, VersionConflict
 from semel.errors import (
@@ -51,7 +52,7 @@ from semel.values import Mismatch
 __all__ = ["BlockingPublisher", "OnConflict", "Publisher", "publish_event"]
 
 OnConflict: TypeAlias = Literal["raise", "skip"]
-"""What becomes of other data under a number that was published: an error, or False."""
+"""What `publish` does with other data under a published number: raise, or return False."""
 
 # Of an event as it is stored. A gateway holds some of them for each of its connections.
 MOST_BYTES = 64 * 1024
@@ -59,8 +60,13 @@ MOST_BYTES = 64 * 1024
 # A router that runs takes what waits in less; one that does not run is not there at once.
 RETRY_S = 1.0
 
-# Appends of one automatically numbered event. Each refusal means that another publisher was faster.
+# Appends of one automatically numbered event. Each refusal means that another publisher has the
+# number or a larger one.
 MOST_TRIES = 64
+
+# No log ends here. An append that expects this offset adds nothing, but tells whether its id is
+# known.
+NOWHERE = 2**53 - 1
 
 
 class _Flow:
@@ -156,22 +162,46 @@ class _Flow:
         return await self._highest_in_log(event) if highest is None else highest
 
     async def _highest_in_log(self, event: Event) -> int:
-        """The same from the job's log; 0 with shards, where the log is elsewhere."""
+        """The highest number in the job's log; 0 with shards, where the log is in another store."""
         if self._shards is not None:
             return 0
         snapshot = await self._log.load(jobs.stream_of(self._domain, event.job_id))
         return highest_in(snapshot.fields, event.stage, event.attempt)
 
+    async def _highest_taken(self, event: Event) -> int:
+        """The highest number that other publishers have taken, where the event's own is taken.
+
+        A shard does not keep it. The search looks for the end of the taken numbers in steps that
+        double until a number is free, and are then halved.
+        """
+        if self._shards is None:
+            return await self._highest_in_log(event)
+        highest, step = event.seq, 1
+        while await self._is_taken(replace(event, seq=highest + step), self._shards):
+            highest, step = highest + step, 2 * step
+        while step > 1:
+            step //= 2
+            if await self._is_taken(replace(event, seq=highest + step), self._shards):
+                highest += step
+        return highest
+
+    async def _is_taken(self, event: Event, shards: int) -> bool:
+        """Return whether the shard knows an event of this stage, attempt and number."""
+        if event.seq > MOST_SEQ:
+            return False
+        answer = await self._to_a_router(event, self._written(event), shards, expect=NOWHERE)
+        return isinstance(answer, (Repeated, Mismatch))
+
     async def _publish_next(self, job_id: str, stage: str, data: Any, attempt: int) -> bool:
         event = jobs.event(self._domain, job_id, stage, 0, data, attempt)
         numbers, count = self.numbers, (event.job_id, event.attempt)
-        event, step = replace(event, seq=await self._first_seq(event)), 1
+        event = replace(event, seq=await self._first_seq(event))
         for _ in range(MOST_TRIES):
             answer = await self._append_as(event, numbers)
             match answer:
                 case Mismatch():
-                    numbers.saw(count, await self._highest_in_log(event))
-                    least, step = event.seq + step, 2 * step
+                    numbers.saw(count, await self._highest_taken(event))
+                    least = event.seq + 1
                 case Fenced(name, number) if name == _fence(event):
                     least = number + 1
                 case _:
@@ -198,7 +228,7 @@ class _Flow:
         return numbers.take(count, least)
 
     async def _append_as(self, event: Event, numbers: Numbers) -> Answer:
-        """Append it as this publisher's. Its number is kept for a repeat, if that fails."""
+        """Append the event with this publisher's token. If that fails, a repeat gets its number."""
         written, rising = self._written(event), {_fence(event): event.seq}
         try:
             answer = await self._append(event, numbers.signed(written), rising)
@@ -217,13 +247,16 @@ class _Flow:
         ends = self._stages.ends(event.stage, event.seq)
         return jobs.append(self._log, event, written, ends=ends, keep=self._keep, rising=rising)
 
-    def _to_a_router(self, event: Event, written: Written, shards: int) -> Answering[Answer]:
+    def _to_a_router(
+        self, event: Event, written: Written, shards: int, expect: int | None = None
+    ) -> Answering[Answer]:
         id = jobs.id_in_shard(event)
         return self._log.append(
             jobs.shard_stream_of(self._domain, jobs.shard_of(event.job_id, shards)),
             written.entry,
             id=id,
             fingerprint=written.fingerprint,
+            expect=expect,
             keep=self._keep,
         )
 
@@ -246,7 +279,7 @@ class _Flow:
 def _fence(event: Event) -> str:
     """The name under which a job's log knows an attempt's last automatic number.
 
-    No stage has a colon in its name.
+    It cannot be the fence of a stage, because no stage has a colon in its name.
     """
     return f"seq:{event.attempt}"
 
@@ -292,8 +325,8 @@ class Publisher:
 
     A store given by its URL is closed with the publisher; one given as it is stays open. `keep`
     says how long a job's stream is kept or, with `shards`, how much may wait in one of these.
-    `on_conflict="skip"`: other data under a number that was published return False, and raise
-    nothing.
+    `on_conflict="skip"`: `publish` returns False for other data under a published number, and
+    raises nothing.
     """
 
     def __init__(
@@ -411,7 +444,8 @@ async def publish_event(
     """Publish an event through a client of `redis.asyncio`, or in a store with a log.
 
     True: it is new. False: an event of this stage and number is there, with these data or others.
-    `shards` and `stages` are those of a `Publisher`; a job ends with event 51 of `done`.
+    `shards` and `stages` are those of a `Publisher`. By default a job ends with the first event of
+    `done` from number 51 on.
     """
     publisher = Publisher(
         _store_of(redis), domain=domain, shards=shards, stages=stages, on_conflict="skip"
@@ -420,9 +454,9 @@ async def publish_event(
 
 
 def _store_of(client: Any) -> LogStore:
-    """The store over a client: one, kept with the client itself, so that it lives as long.
+    """The store over a client: one, an attribute of the client, so that it lives as long.
 
-    In a dict with weak keys it would never go: a store refers to its client.
+    A `WeakKeyDictionary` would never drop it, because the store refers to the client.
     """
     if isinstance(client, LogStore):
         return client

@@ -6,7 +6,8 @@
 A stage has a range of numbers, so that an event's number tells its stage and its place in it. The
 last stage ends the job: its first event is the job's last, or with `final` the first one that has
 this number or a larger one. So does `failed`, which need not be named, and whose range follows that
-of the last stage. A publisher's automatic numbers begin in a stage's range, and may leave it.
+of the last stage. A publisher's automatic numbers are at least the first number of the
+stage's range, and may lie after its last.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Stages:
         if not 0 <= sub_seq <= last - first:
             raise OverflowError(
                 f"stage {stage!r} has the numbers {first} to {last}, and there is no number "
-                f"{sub_seq} among them (from 0): give it a wider range, Stages({{{stage!r}: "
-                f"({first}, ...)}})"
+                f"{sub_seq} among them (from 0): leave seq out of publish(), or give the stage a "
+                f"wider range, Stages({{{stage!r}: ({first}, ...)}})"
             )
         return first + sub_seq
 

@@ -1,5 +1,5 @@
 -- Acknowledge: not fenced, for that a message had its effect is true whoever says it.
--- Then trim to the target of the last publish, if the acknowledged entries were the last obstacle.
+-- Then trim to the target of the last publish, as far as every group has acknowledged.
 --
 -- ARGV: group, ids
 

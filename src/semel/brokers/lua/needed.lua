@@ -16,7 +16,7 @@ local function needed(at)
   return lowest, whose
 end
 
--- Where many are to go, as after a smaller target, they go by and by: a script must be short.
+-- Entries that one call trims at most, so that the script stays short. Later calls trim the rest.
 local MOST = 20000
 
 -- Trim at most `over` entries, as far as every group has read and acknowledged them.
@@ -33,7 +33,7 @@ local function trim(tail, over)
   return spare, whose
 end
 
--- Trim down to the target, unless an entry of a stranger makes it unclear what positions mean.
+-- Trim down to the target, unless the stream has a foreign entry: positions are then not reliable.
 local function shorten(tail, target)
   if tail.length > target and not tail.strange then
     trim(tail, math.min(tail.length - target, MOST))

@@ -1,6 +1,6 @@
 -- Where the stream ends. Trims it to the target first, if there is one.
 --
--- ARGV: target length, '' for whoever may not trim
+-- ARGV: target length, '' if the caller must not trim
 -- Answers: {position, id}
 
 local tail = ending(unpack(call('HMGET', helper, 'position', 'id')))

@@ -138,7 +138,7 @@ class NatsBroker:
         return await self._stream(topic, 0).told_shards()
 
     async def tail(self, topic: str, shard: int) -> Tail:
-        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
+        """Return the last message of the shard. Trim first if this broker has published there."""
         return await self._stream(topic, shard).tail()
 
     async def join(self, topic: str, group: str) -> None:

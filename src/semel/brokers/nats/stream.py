@@ -365,7 +365,7 @@ class Stream:
         return None
 
     async def tail(self) -> Tail:
-        """The last event. Trims first, if this broker publishes here: others may have no right."""
+        """Return the last event. Trim first if this object has published here."""
         maxlen = None if self._end is None else self._settings.maxlen
         end = await self.look()
         if maxlen is not None and self._length(await self._info()) > maxlen:

@@ -265,7 +265,7 @@ class RedisBroker:
         return None if told is None else int(told)
 
     async def tail(self, topic: str, shard: int) -> Tail:
-        """The last message there. Asked by a relay, it also trims the shard to `maxlen`."""
+        """Return the last message of the shard. Trim first if this broker has published there."""
         stream = self._stream(topic, shard)
         # Only where this broker publishes: others may have another `maxlen`, or may not write.
         target = self._maxlen if stream in self._declared else None
