@@ -92,6 +92,8 @@ class Call:
 
     attempt_type = Attempt
     busy_advice = "Retry later, or wait for its result with on_duplicate='wait'"
+    lost_error: str | None = None
+    """The error that a repeat raises for a lost result; None: `on_duplicate` decides."""
     attempt: Attempt | None = None
     home: asyncio.AbstractEventLoop | None = None
     _deadline = 0.0
@@ -220,7 +222,7 @@ class Call:
             advice = self.busy_advice
         return InProgressError(
             f"{self.key.text!r} is held by another call, which is running or has died; its lease "
-            f"ends in {answer.left_s:.1f}s at the latest. {advice}",
+            f"ends in {answer.left_s:.1f}s unless that call renews it. {advice}",
             key=self.key.text,
             retry_after=answer.left_s,
         )
@@ -469,10 +471,11 @@ class Call:
         )
 
     def _lost(self, why: str) -> Outcome:
+        duplicate = self.policy.on_duplicate == "raise"
         log.warning(
             "semel: the result of %r cannot be stored, so a repeat of this call will raise %s: %s",
             self.key.text,
-            "DuplicateExecutionError" if self.policy.on_duplicate == "raise" else "ResultLostError",
+            self.lost_error or ("DuplicateExecutionError" if duplicate else "ResultLostError"),
             why,
         )
         return Outcome("lost", why.encode(errors="backslashreplace"))
@@ -724,3 +727,24 @@ def unwrap(result: Any) -> Any:
     if type(result) is Raised:
         raise result.error
     return result
+
+
+class Unguarded(Call):
+    """A body that runs without a claim. Its steps run, and nothing is recorded."""
+
+    async def go(self, body: Callable[[], Any]) -> Any:
+        claim = Claim(self.key, self._attempt_id, b"", self.policy.terms)
+        self.attempt = self.attempt_type(self.key, claim, self)
+        self.home = self.colour.home()
+        token = CURRENT.set(self.attempt)
+        try:
+            value = body()
+            return await value if self.colour is ASYNC else value
+        except StopIteration as error:
+            return Raised(error)
+        finally:
+            self.let_go()
+            leave(token)
+
+    async def _note(self, attempt: Attempt, name: str, value: Any) -> None:
+        pass

@@ -10,15 +10,17 @@ import contextvars
 import functools
 import inspect
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from uuid import UUID
 from weakref import WeakSet
 
 from semel import keys
 from semel.attempt import CURRENT, Attempt, current, leave
-from semel.call import Call, Raised, unwrap
+from semel.call import Call, Raised, Unguarded, unwrap
 from semel.codec import Codec
 from semel.colour import ASYNC, SYNC, Colour, away_from, from_away, run
 from semel.errors import SettingsError, StoreUnavailableError
@@ -304,6 +306,11 @@ def _guard_handler(
 class _NoCommandKeyError(SettingsError):
     """The command's `idempotency_key` is None, or it has no such attribute."""
 
+    def __init__(self, text: str, command_key: _CommandKey, command: Any) -> None:
+        super().__init__(text)
+        self.command_key = command_key
+        self.command = command
+
 
 @dataclass(frozen=True, slots=True)
 class _CommandKey:
@@ -318,11 +325,12 @@ class _CommandKey:
         if key is None and isinstance(command, dict):
             key = cast("dict[str, Any]", command).get("idempotency_key")
         if key is None:
-            raise _NoCommandKeyError(
+            text = (
                 f"the command (parameter {self.parameter}) has no idempotency_key; set one on it, "
                 "or give key="
             )
-        return cast("str | bytes", key)
+            raise SettingsError(text) if self.required else _NoCommandKeyError(text, self, command)
+        return str(key) if isinstance(key, UUID) else cast("str | bytes", key)
 
 
 class _Guard:
@@ -452,7 +460,8 @@ class _Guard:
 
     def _leave_out(self, parameter: str, error: SettingsError) -> None:
         """Log that a parameter is not compared; the key given by the caller identifies the call."""
-        self._warn_once(parameter, f"not compared when the key comes again: {error}")
+        about = "an argument is left out of the comparison, because key= identifies the call"
+        self._warn_once(parameter, f"{about}: {error}")
 
     def _warn_once(self, about: str, text: str) -> None:
         if about not in self._warned:
@@ -485,10 +494,12 @@ class _Guard:
     async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             key, fingerprint = self._identify(args, kwargs)
-        except _NoCommandKeyError:
-            if self._key.required:
+        except _NoCommandKeyError as error:
+            if error.command_key is not self._key:  # of another guard, which a function called
                 raise
-            return await self._run_unguarded(args, kwargs)
+            self._warn_of_missing_attribute(error.command)
+            key = keys.make_key(secrets.token_hex(16), operation=self._operation)
+            return await self._run_unguarded(key, args, kwargs)
         ledger = self._ledger()
         if self._policy.require:
             await self._check_requirements(ledger)
@@ -499,14 +510,23 @@ class _Guard:
             if self._policy.on_unavailable == "raise" or call.has_record(error):
                 raise
             log.warning("semel: %r runs unguarded: %s", key.text, error)
-            return await self._run_unguarded(args, kwargs)
+            return await self._run_unguarded(key, args, kwargs)
         if isinstance(answer, Done):
             return call.duplicate(answer)
         return await call.perform(answer, lambda: self._fn(*args, **kwargs))
 
-    async def _run_unguarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = self._fn(*args, **kwargs)
-        return await value if self._colour is ASYNC else value
+    async def _run_unguarded(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Unguarded(self._policy, self._ledger(), self._colour, key, b"")
+        return await call.go(lambda: self._fn(*args, **kwargs))
+
+    def _warn_of_missing_attribute(self, command: Any) -> None:
+        """Log once that a command has no such attribute: its name may be misspelt."""
+        if isinstance(command, dict) or hasattr(command, "idempotency_key"):
+            return
+        self._warn_once(
+            type(command).__qualname__,
+            f"{self._operation} runs unguarded: {type(command)} has no attribute idempotency_key",
+        )
 
     def _ledger(self) -> StoreLedger:
         store = self._store if self._store is not None else default_store()

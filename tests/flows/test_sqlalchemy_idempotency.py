@@ -583,6 +583,7 @@ async def test_a_response_too_large_to_keep_has_happened_and_is_said_to_be(url, 
     idempotency = SqlAlchemyIdempotency(session)
     await settled(session, idempotency, response="x" * 1_100_000)
     assert "more than 1048576" in caplog.text
+    assert "a repeat of this call will raise ResultLostError" in caplog.text
     with pytest.raises(ResultLostError):
         await of(idempotency.get_response("order-1"))
     with pytest.raises(ResultLostError):

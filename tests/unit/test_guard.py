@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import dataclass
+from uuid import uuid4
 
 import pytest
 
@@ -423,6 +424,85 @@ async def test_command_without_key_runs_unguarded(store, calls, command):
     assert calls == ["milk", "milk"]
     with pytest.raises(SettingsError, match="idempotency_key"):
         Handler.handle.key_for(Handler(), command)
+
+
+async def test_steps_of_a_command_without_key_run_each_time(store, calls):
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        async def handle(self, command):
+            child = current().child_key("charge")
+            return await step("charge", calls.append, command["item"]), child
+
+    _, first = await Handler().handle({"item": "milk"})
+    _, second = await Handler().handle({"item": "milk"})
+
+    assert calls == ["milk", "milk"]
+    assert first != second
+    assert run(store.ledger(SYNC).records(tenant=None, operation=None, state=None, limit=9)) == []
+
+
+def test_unguarded_command_may_raise_stop_iteration(store):
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        def handle(self, command):
+            raise StopIteration(7)
+
+    with pytest.raises(StopIteration):
+        Handler().handle({})
+
+
+def test_command_whose_class_has_no_idempotency_key_runs_with_one_warning(store, calls, caplog):
+    @dataclass
+    class Misspelt:
+        idempotency_kye: str
+
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        def handle(self, command):
+            calls.append(command)
+
+    Handler().handle(Misspelt("k"))
+    Handler().handle(Misspelt("k"))
+
+    assert len(calls) == 2
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "Misspelt" in warning
+    assert "has no attribute idempotency_key" in warning
+
+
+def test_key_of_a_command_can_be_a_uuid(store, calls):
+    key = uuid4()
+
+    @idempotent(operation="CreateOrder", store=store)
+    class Handler:
+        def handle(self, command):
+            calls.append(command)
+
+    Handler().handle(CreateOrder(key, "milk"))
+    Handler().handle(CreateOrder(key, "milk"))
+
+    assert len(calls) == 1
+    assert run(store.ledger(SYNC).look(make_key(str(key)).id)) is not None
+
+
+def test_command_without_key_inside_a_scope_function_is_an_error_of_that_function(store, calls):
+    @idempotent(operation="Inner", store=store, key_required=False)
+    class Inner:
+        def handle(self, command):
+            return "tenant"
+
+    @idempotent(
+        operation="Outer",
+        store=store,
+        scope=lambda self, command: Inner.handle.key_for(Inner(), {}).text,
+    )
+    class Outer:
+        def handle(self, command):
+            calls.append(command)
+
+    with pytest.raises(SettingsError, match="has no idempotency_key"):
+        Outer().handle(CreateOrder("k", "milk"))
+    assert calls == []
 
 
 def test_command_with_empty_key_is_refused(store, calls):
@@ -1289,6 +1369,55 @@ def test_argument_without_canonical_form_is_not_compared_where_a_key_is_given(
     assert "fingerprint=" in warning
     with pytest.raises(IdempotencyConflictError):
         pay(1, object(), 41)
+
+
+@dataclass
+class Body:
+    amount: int
+    session: object
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda amount: ([Body(amount, object())], {}),
+        lambda amount: ([{"amount": amount, "session": object()}], {}),
+        lambda amount: ([(amount, object())], {}),
+        lambda amount: ([1, amount, object()], {}),
+        lambda amount: ([1], {"amount": amount, "session": object()}),
+    ],
+    ids=["dataclass", "dict", "tuple", "args", "kwargs"],
+)
+def test_values_beside_one_without_canonical_form_are_compared(store, calls, caplog, arguments):
+    @idempotent(store=store, key="k")
+    def pay(order, *args, **kwargs):
+        calls.append(order)
+
+    for amount in (40, 40):
+        args, kwargs = arguments(amount)
+        pay(*args, **kwargs)
+
+    assert len(calls) == 1
+    assert len(caplog.records) == 1
+    args, kwargs = arguments(41)
+    with pytest.raises(IdempotencyConflictError):
+        pay(*args, **kwargs)
+
+
+def test_argument_that_contains_itself_is_left_out_as_a_whole(store, calls):
+    order = []
+    order.append(order)
+
+    @idempotent(store=store, key="k")
+    def pay(order, amount, session):
+        calls.append(amount)
+
+    pay(order, 40, object())
+    pay(order, 40, object())
+
+    assert calls == [40]
+    with pytest.raises(IdempotencyConflictError):
+        pay(order, 41, object())
 
 
 def test_template_field_without_text_form_is_refused(store):

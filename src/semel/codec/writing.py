@@ -81,7 +81,7 @@ class Walk:
         self.values -= 1 if kind in SCALARS else TAGGED
         if self.values < 0:
             del self.trail[4:]
-            self.refuse(kind, TOO_MANY_VALUES)
+            self.refuse_size(kind, TOO_MANY_VALUES)
         writer = self.writers.get(kind) or self._shape_of(kind)
         return writer(self, value)
 
@@ -96,7 +96,7 @@ class Walk:
         """Text that goes into the tree, counted."""
         self.characters -= len(text)
         if self.characters < 0:
-            self.refuse(kind, TOO_MANY_CHARACTERS)
+            self.refuse_size(kind, TOO_MANY_CHARACTERS)
         return text
 
     def path_of(self, kind: type) -> str:
@@ -119,6 +119,10 @@ class Walk:
     def refuse(self, kind: type, advice: str) -> NoReturn:
         raise EncodingError(f"{self.spot()}: {kind} cannot be stored; {advice}, or give codec=")
 
+    def refuse_size(self, kind: type, advice: str) -> NoReturn:
+        """Refuse a value that is too large or too deep."""
+        self.refuse(kind, advice)
+
     def spot(self) -> str:
         return self.root + "".join(_shown(form, name) for form, name in self.trail)
 
@@ -126,7 +130,7 @@ class Walk:
         self.trail.append((form, name))
         if len(self.trail) > DEPTH:
             del self.trail[4:]
-            self.refuse(
+            self.refuse_size(
                 type(value), f"it contains itself or is nested deeper than {DEPTH}: flatten it"
             )
         tree = self.tree(value)

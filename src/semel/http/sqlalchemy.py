@@ -33,7 +33,17 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 try:
     import sqlalchemy as sa
@@ -49,6 +59,7 @@ from semel.call import Call, Raised, summary, unwrap
 from semel.colour import ASYNC, SYNC, Colour, run
 from semel.errors import IdempotencyConflictError, SettingsError, StoreUnavailableError
 from semel.http.refusal import is_refusal
+from semel.imports import importing
 from semel.keys.digest import LIMIT
 from semel.policy import MIB, Policy, Seconds, make_policy
 from semel.ports import StoreLedger
@@ -65,6 +76,9 @@ __all__ = [
     "SqlAlchemyIdempotency",
     "hash_request",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 log = logging.getLogger("semel")
 
@@ -228,6 +242,7 @@ class _Handling(Call):
     """
 
     busy_advice = "Retry later"
+    lost_error = "ResultLostError"
     session: weakref.ref[orm.Session]
     answered = False
     """May the session be committed, as far as this key is concerned?"""

@@ -10,7 +10,7 @@ cannot be written down, such as a connection, is refused by name.
     template    `Template` makes a key of them, as a sentence
     digest      `make_key` gives a key its identity
     identify    `AutoKey`, and `identifier`: all of it in one go
-    readable    what people see of an `AutoKey`
+    readable    `readable_call` writes the text of an `AutoKey`
     attempt     `new_attempt` names one try
 """
 

@@ -5,6 +5,7 @@ The walk is the codec's, for equality instead of rebuilding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from datetime import date, datetime, timedelta
@@ -41,13 +42,17 @@ def canonical(value: Any, *, where: str, remedy: str = "") -> bytes:
         if is_plain(value):
             return to_sorted_text(value).encode()
     except TooMuchError as much:
-        _walk(where, remedy).refuse(type(value), str(much))
+        _walk(where, remedy).refuse_size(type(value), str(much))
     except (ValueError, TypeError, RuntimeError):
         pass  # NaN, a huge integer, a lone surrogate: the walk writes it
     return _text(_walk(where, remedy).tree(value))
 
 
 LeaveOut: TypeAlias = Callable[[str, SettingsError], None]
+"""Takes the name of a parameter, and why it or a part of it cannot be written."""
+
+LEFT_OUT: Tree = {TAG: "left out"}
+"""Written in place of a value that has no canonical form."""
 
 
 def canonical_call(
@@ -59,8 +64,8 @@ def canonical_call(
 ) -> bytes:
     """The arguments of a call, as `canonical` would write their dict, named one by one.
 
-    With `leave_out`, an argument that cannot be written is left out, and `leave_out` is called
-    with the parameter's name and the reason.
+    With `leave_out`, a value that cannot be written is left out, and `leave_out` is called with the
+    parameter's name and the reason. The values around it, as in a dataclass, are written.
     """
     try:
         if is_plain(bound):
@@ -72,12 +77,16 @@ def canonical_call(
         pass
     trees: dict[str, Tree] = {}
     for name, value in bound.items():
+        walk = _walk(_parameter(operation, name), remedy)
+        if leave_out is not None:
+            walk.leave_out = functools.partial(leave_out, name)
         try:
-            trees[name] = _walk(_parameter(operation, name), remedy).tree(value)
-        except SettingsError as error:
+            trees[name] = walk.tree(value)
+        except SettingsError as error:  # too large or too deep: the whole argument is left out
             if leave_out is None:
                 raise
             leave_out(name, error)
+            trees[name] = LEFT_OUT
     return _text(trees)
 
 
@@ -99,6 +108,18 @@ class _Canon(Walk):
     """The walk of the codec, for equality instead of rebuilding."""
 
     remedy = "give key= with what identifies the call"
+    leave_out: Callable[[SettingsError], None] | None = None
+
+    def tree(self, value: Any) -> Tree:
+        if self.leave_out is None:
+            return super().tree(value)
+        depth = len(self.trail)
+        try:
+            return super().tree(value)
+        except _NotWritableError as error:
+            del self.trail[depth:]
+            self.leave_out(error)
+            return LEFT_OUT
 
     def path_of(self, kind: type) -> str:
         return type_path(kind)
@@ -113,9 +134,17 @@ class _Canon(Walk):
         return SPEAK
 
     def refuse(self, kind: type, advice: str) -> NoReturn:
-        raise SettingsError(
-            f"{self.spot()}: {kind} cannot be part of a key; {advice}, or {self.remedy}"
-        )
+        self._refuse(SettingsError if self.leave_out is None else _NotWritableError, kind, advice)
+
+    def refuse_size(self, kind: type, advice: str) -> NoReturn:
+        self._refuse(SettingsError, kind, advice)
+
+    def _refuse(self, error: type[SettingsError], kind: type, advice: str) -> NoReturn:
+        raise error(f"{self.spot()}: {kind} cannot be part of a key; {advice}, or {self.remedy}")
+
+
+class _NotWritableError(SettingsError):
+    """A value has no canonical form."""
 
 
 def _write_instant(_: Walk, value: datetime) -> Tree:

@@ -170,7 +170,7 @@ def operation_of(fn: Any) -> str:
 
 
 def short_name(fn: Any) -> str:
-    """The name that people call a function by: `qualname`, without functions around it."""
+    """Return the function's `__qualname__` without its enclosing functions."""
     return str(_opened(fn)[0].__qualname__).rpartition("<locals>.")[2]
 
 

@@ -36,7 +36,8 @@ from semel.values import Key
 
 Identify: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Key, bytes]]
 
-# Arguments up to this size in bytes are kept until the key's text is read.
+# Largest canonical arguments, in bytes, that a key keeps to write its text later. The text of
+# larger ones is written at once, to save memory.
 KEPT_BYTES = 512
 
 # Hex digits of SHA-256, and the colon before them.
@@ -54,7 +55,7 @@ HUGE = re.compile(rb"\d{%d}" % HUGE_DIGITS)
 class AutoKey:
     """All arguments are the key: `module.qualname:` and the hash of operation and arguments.
 
-    That is what the identity is made of. People see `name` and the arguments instead.
+    The identity is made of that. The text shows `name` and the arguments.
     """
 
     def __init__(self, operation: str, name: str = "") -> None:
@@ -86,7 +87,7 @@ class AutoKey:
         arguments: bytes,
         digits: str,
     ) -> Key:
-        """A key that reads like the call; large arguments are not kept until it is read."""
+        """Return a key whose text shows the call. That of large arguments is written at once."""
         write = functools.partial(readable_call, self._name, names, arguments, digits)
         if len(arguments) > KEPT_BYTES:
             return Key(id, write(), tenant, operation)

@@ -2,7 +2,7 @@
 
 It is written from the canonical arguments, so that no `__repr__` of the caller's runs. The text is
 not the identity. Two different calls of one function still have different texts: one that does not
-show every argument in full ends with the first digits of the arguments' hash.
+show every argument in full ends with the first digits of the hash of operation and arguments.
 """
 
 from __future__ import annotations
