@@ -17,12 +17,15 @@ PACKAGES = [
     "semel.http",
     "semel.http.fastapi",
     "semel.http.sse",
+    "semel.http.sqlalchemy",
+    "semel.http.starlette",
     "semel.http.ws",
     "semel.inbox",
     "semel.outbox",
     "semel.relay",
     "semel.rooms",
     "semel.stores",
+    "semel.stores.sql",
     "semel.worker",
 ]
 
@@ -44,6 +47,21 @@ def test_room_door_imported_from_http_names_its_module():
 def test_name_of_several_modules_names_each():
     with pytest.raises(ImportError, match=r"http\.sse import Limits or from semel\.http\.ws"):
         from semel.http import Limits  # noqa: F401
+
+
+def test_module_that_is_no_package_names_the_right_one():
+    with pytest.raises(ImportError, match=r"Write: from semel\.worker import Worker$"):
+        from semel.inbox import Worker  # noqa: F401
+
+
+def test_name_of_another_module_is_no_attribute():
+    import semel.http
+    import semel.inbox
+
+    assert not hasattr(semel.http, "RoomDoor")
+    assert getattr(semel.inbox, "Worker", None) is None
+    with pytest.raises(AttributeError, match=r"from semel\.worker import Worker"):
+        semel.inbox.Worker  # noqa: B018
 
 
 @pytest.mark.parametrize("package", PACKAGES)

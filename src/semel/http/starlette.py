@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from starlette.applications import Starlette
@@ -41,8 +41,12 @@ from semel.http import protocol
 from semel.http.exchange import Exchange
 from semel.http.protocol import Response
 from semel.http.request import ATTEMPT
+from semel.imports import importing
 
 __all__ = ["add_exception_handlers", "exception_handlers"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 log = logging.getLogger("semel")
 
@@ -68,11 +72,11 @@ async def _answer(connection: HTTPConnection, error: Any) -> StarletteResponse:
 
 
 def _document(error: Any) -> Response:
-    if isinstance(error, (StoreUnavailableError, OutcomeUnknownError)):
-        log.warning("semel: a request was refused: %s", error)
     if _is_recorded(error):
         found = protocol.as_json(error.result.status_code or 200, error.result.response)
         return Response(found.status, (*found.headers, protocol.REPLAYED), found.body)
+    if isinstance(error, (StoreUnavailableError, OutcomeUnknownError)):
+        log.warning("semel: a request was refused: %s", error)
     if isinstance(error, StoreUnavailableError) and error.happened:
         return HAPPENED
     return next(answer for kind, answer in DOCUMENTS.items() if isinstance(error, kind))

@@ -21,7 +21,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
     import sqlalchemy as sa
@@ -39,6 +39,7 @@ except ImportError as error:  # pragma: no cover - every test environment has it
 from semel.colour import ASYNC, SYNC, Colour, after_fork, run
 from semel.entries import Position
 from semel.errors import SettingsError
+from semel.imports import importing
 from semel.ports import Bell, Log, StoreLedger
 from semel.stores.bells import Tower
 from semel.stores.sql import lines
@@ -54,6 +55,9 @@ from semel.stores.sql.schema import Report, check, ddl, init, upgrade
 from semel.stores.sqlite_file import DatabaseFile
 
 __all__ = ["BoundStore", "NoTableError", "Report", "SQLStore", "check", "ddl", "init", "upgrade"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__)
 
 L = TypeVar("L", SyncLines, AsyncLines)
 
