@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 from wsgiref.util import setup_testing_defaults
 
@@ -196,3 +197,27 @@ def unreachable(*_):
 
 
 SERVERS = {"asgi": asked_by_asgi, "wsgi": asked_by_wsgi}
+
+
+def test_path_params_of_a_router_and_of_the_route_are_both_there():
+    found = asgi.request_of(scope_of(path_params={"org": "acme"}), Route("/orders/{id}"))
+    assert found.path_params == {"org": "acme", "id": "7 a"}
+
+
+def test_header_name_that_cannot_be_sent_is_not_there(request_made):
+    assert request_made.headers.get("x-☃") is None
+    assert "x-☃" not in request_made.headers
+    assert request_made.headers.getlist("x-☃") == []
+
+
+def test_state_can_be_copied():
+    state = copy.deepcopy(asgi.request_of(scope_of()).state)
+    assert state.user == "ann"
+
+
+def test_wsgi_server_on_a_unix_socket_has_no_client_and_no_port():
+    environ = environ_of() | {"REMOTE_ADDR": "", "REMOTE_PORT": "", "SERVER_PORT": ""}
+    del environ["HTTP_HOST"]
+    found = wsgi.request_of(environ)
+    assert found.client is None
+    assert str(found.url).startswith("https://127.0.0.1/orders")

@@ -65,7 +65,7 @@ def test_changed_rule_takes_either_spelling_of_ttl():
         (Rule, "is a type; write"),
     ],
 )
-def test_a_rule_that_is_no_rule_is_refused(given, says):
+def test_rule_of_another_type_is_refused(given, says):
     for middleware in (IdempotencyMiddleware, WSGIMiddleware):
         with pytest.raises(SettingsError, match=says):
             middleware(lambda *_: None, store=MemoryStore(), scope="shop", rule=given)

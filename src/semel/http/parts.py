@@ -1,6 +1,6 @@
 """What a request says besides its method and path, under the names that Starlette uses.
 
-`Request` makes these objects when a function asks for them. They are read-only. The same code
+`Request` makes these objects when a function asks for them. Do not change them. The same code
 reads an ASGI scope and a WSGI environ.
 """
 
@@ -44,7 +44,7 @@ class Headers(Mapping[str, str]):
         self.raw = raw
 
     def first(self, name: str) -> str | None:
-        wanted = name.lower().encode("latin-1")
+        wanted = _sent(name)
         for found, content in self.raw:
             if found == wanted:
                 return content.decode("latin-1")
@@ -57,7 +57,7 @@ class Headers(Mapping[str, str]):
         return found
 
     def getlist(self, name: str) -> list[str]:
-        wanted = name.lower().encode("latin-1")
+        wanted = _sent(name)
         return [content.decode("latin-1") for found, content in self.raw if found == wanted]
 
     def __iter__(self) -> Iterator[str]:
@@ -65,6 +65,11 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len({name for name, _ in self.raw})
+
+
+def _sent(name: str) -> bytes:
+    """Return a header's name as it is sent. One that cannot be sent matches no header."""
+    return name.lower().encode("latin-1", "replace")
 
 
 class Cookies(dict[str, str]):
@@ -118,8 +123,10 @@ class Client(NamedTuple):
 
 
 def client_of(raw: Mapping[str, Any]) -> Client | None:
+    """Return the peer; None if the server does not know it, as on a Unix socket."""
     if "REMOTE_ADDR" in raw:
-        return Client(raw["REMOTE_ADDR"], int(raw.get("REMOTE_PORT") or 0))
+        host, port = raw["REMOTE_ADDR"], raw.get("REMOTE_PORT", "")
+        return Client(host, int(port) if port.isdecimal() else 0) if host else None
     found = raw.get("client")
     return None if found is None else Client(*found)
 
@@ -143,7 +150,8 @@ def _server(raw: Mapping[str, Any], scheme: str) -> str:
     """Return where the server listens, as in a URL."""
     host, port = raw.get("server") or ("", None)
     if "SERVER_NAME" in raw:
-        host, port = raw["SERVER_NAME"], int(raw["SERVER_PORT"])
+        host, port = raw["SERVER_NAME"], raw["SERVER_PORT"]
+        port = int(port) if port.isdecimal() else None
     if ":" in host:
         host = f"[{host}]"
     return host if port in (None, DEFAULT_PORTS.get(scheme)) else f"{host}:{port}"
@@ -158,10 +166,12 @@ class State:
         self._found = found
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_found":  # of a copy that is being made
+            raise AttributeError(name)
         try:
             return self._found[name]
         except KeyError:
             raise AttributeError(
-                f"request.state has no {name!r}. The middleware that sets it must be outside of "
-                "the one that reads it: in Starlette and FastAPI, add it afterwards"
+                f"request.state has no {name!r}. An ASGI middleware sets it, and must be outside "
+                "of the one that reads it: in Starlette and FastAPI, add it afterwards"
             ) from None

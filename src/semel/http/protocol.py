@@ -57,13 +57,13 @@ EXPOSED = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After"
 
 
 class Request:
-    """A request's head, as functions of the application see it, whatever the server speaks.
+    """The head of a request, as the application's functions receive it on ASGI and WSGI.
 
-    The names are those of Starlette. `raw` is the ASGI scope or the WSGI environ. `exact_path` is
-    the path in which the escapes of `/`, of `%` and of bytes that are not UTF-8 remain. It is empty
-    if the server does not show how the path was sent, or if that has no escapes. `ticket` is the
-    gateway's, if a valid one came with the request. `route` finds the parameters in the path where
-    no router has.
+    `headers`, `cookies`, `query_params`, `path_params`, `url`, `client` and `state` are named as in
+    Starlette. `raw` is the ASGI scope or the WSGI environ. `exact_path` is the path in which the
+    escapes of `/`, of `%` and of bytes that are not UTF-8 remain. It is empty if the server does
+    not show how the path was sent, or if that has no escapes. `ticket` is the gateway's, if a valid
+    one came with the request. `route` finds the parameters in the path where no router has.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Request:
 
     @cached_property
     def path_params(self) -> Mapping[str, Any]:
-        """The parameters in the path: a router's, else those of the middleware's own route."""
+        """The parameters in the path: those of the middleware's own route, and a router's."""
         found: Mapping[str, Any] = self.raw.get("path_params") or {}
-        return self._route(self.path) if self._route is not None and not found else found
+        return found if self._route is None else {**self._route(self.path), **found}
 
     @property
     def url(self) -> URL:

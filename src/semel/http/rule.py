@@ -277,7 +277,7 @@ class Route:
     def __init__(self, path: str) -> None:
         if not path.startswith("/"):
             raise SettingsError(f"routes has {path!r}, which is no path; begin it with a slash")
-        # Text and names by turns. Of `{id:int}`, the converter is not ours.
+        # Text and names alternate. A converter, as in `{id:int}`, is ignored.
         text = _PLACE.split(path.removesuffix("*"))
         self._names = [name.partition(":")[0] for name in text[1::2]]
         rest = ".*" if path.endswith("*") else ""
@@ -285,7 +285,7 @@ class Route:
         self.fits = re.compile(pattern, re.DOTALL).fullmatch
 
     def __call__(self, path: str) -> dict[str, str]:
-        """Return what stands in the path for each name."""
+        """Return the value of each name in the path; empty if the path does not match."""
         found = self.fits(path)
         return dict(zip(self._names, found.groups(), strict=True)) if found else {}
 
@@ -301,6 +301,8 @@ class Rules:
     ) -> None:
         self.common = Ruling(as_rule(rule), scope)
         self._routes: list[tuple[Route, Ruling | None]] = []
+        if routes is not None and not isinstance(routes, Mapping):
+            raise SettingsError(f"routes={routes!r:.80}: give a dict, {{path: Rule(...)}}")
         for path, chosen in (routes or {}).items():
             route, ruling = Route(path), None
             if chosen is not None:

@@ -37,7 +37,7 @@ class Limits:
 
     def check(self) -> None:
         for name, number in asdict(self).items():
-            if number <= 0:
+            if not number > 0:  # nor is NaN
                 raise SettingsError(f"{name}={number}: a limit is more than 0")
 
 

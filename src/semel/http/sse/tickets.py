@@ -14,8 +14,8 @@ The easy mistake is to leave reconnecting to `EventSource`: it asks for the same
 the same ticket, which is used up, and it gives up at the 401. So either a page makes a new
 `EventSource` with a new ticket and `after=` its last id when the old one fails and the job has not
 ended (our clients do so when they are given a function for the URL), or there is a cookie as well,
-and `authorise` looks at it when `request.ticket` is None: a used ticket is no ticket, and no
-refusal.
+and `authorise` reads it when `request.ticket` is None. A used ticket gives None; it does not refuse
+the request.
 """
 
 from __future__ import annotations

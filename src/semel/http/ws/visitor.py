@@ -144,9 +144,9 @@ def _user(found: str, failures: Failures) -> str:
 async def _decided(authorise: Authorise, visitor: Visitor, room_id: str, failures: Failures) -> Any:
     """Return what `authorise` returned, None for every refusal.
 
-    A `Refusal` that it raises is a refusal, as in a gateway, and so is a header or cookie that it
-    needs and the client has not sent. An `authorise` that raises another
-    error has not refused: its database may be unavailable for a moment.
+    A `Refusal` that it raises is a refusal, as in a gateway. So is reading a header, cookie or
+    query parameter that the client has not sent. An `authorise` that raises another error has not
+    refused: its database may be unavailable for a moment.
     """
     waiting = asyncio.timeout(DECIDED_WITHIN_S)
     try:
