@@ -195,9 +195,9 @@ class EventReader:
         """Return the next committed events after a position, by position.
 
         `after=None` begins with the oldest event in the table. An empty list means that there is
-        nothing new; a list can be shorter than `limit` although there is more. No event is
+        nothing to read yet; a list can be shorter than `limit` although there is more. No event is
         returned while an open transaction can still commit one before it. `SettingsError`: a
-        relay has already deleted events after this position.
+        relay may have deleted events after this position.
         """
         return await _read(self._store, ASYNC, after, limit)
 
@@ -216,8 +216,12 @@ class BlockingEventReader:
 async def _read(store: SQLStore, colour: Colour, after: int | None, limit: int) -> list[Message]:
     from semel.stores.sql.outbox_reading import committed
 
-    if limit < 1:
-        raise SettingsError(f"limit is a number of events from 1 on, not {limit}")
+    if type(limit) is not int or limit < 1:
+        raise SettingsError(f"limit is a number of events from 1 on, not {limit!r:.80}")
+    if after is not None and type(after) is not int:
+        raise SettingsError(
+            f"after is an int, the position of an event, not {after!r:.80}; write after=int(...)"
+        )
     ledger = cast("SQLLedger", store.ledger(colour))
     return await ledger.run(lambda link: committed(link, after, limit))
 

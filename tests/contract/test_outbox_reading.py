@@ -1464,6 +1464,10 @@ async def test_event_reader_without_tables_or_with_empty_page_is_refused(tmp_pat
     read = reading_from(store)
     with pytest.raises(SettingsError, match="semel db init"):
         await read()
-    with pytest.raises(SettingsError, match="limit"):
-        await read(limit=0)
+    for limit in (0, True, "3"):
+        with pytest.raises(SettingsError, match="limit"):
+            await read(limit=limit)
+    for after in ("12", b"12", True, 1.0):
+        with pytest.raises(SettingsError, match="after is an int"):
+            await read(after=after)
     await store.aclose()

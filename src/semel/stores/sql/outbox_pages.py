@@ -66,7 +66,8 @@ async def fetch(
 ) -> tuple[list[Any], bool]:
     """Rows of the stretch, and whether there may be more: it ends at the limit, or is too heavy.
 
-    Nothing is found by a reader that does not own the shard. `ANY_READER` needs no owner.
+    It returns no rows to a reader that does not own the shard. With `ANY_READER`, ownership is not
+    checked.
     """
     work = _fetch_postgres if link.dialect.name == "postgresql" else _fetch_plain
     return await work(link, stretch, owned, limit, most_bytes)
