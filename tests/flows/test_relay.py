@@ -806,6 +806,23 @@ async def test_a_lost_tail_is_published_again_with_the_next_event(
 
 
 @pytest.mark.usefixtures("comparing")
+async def test_relay_pointed_back_at_a_broker_with_an_older_part_says_so(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Broker(), Broker()
+    for count, broker in ((2, first), (3, second), (4, first)):
+        async with relaying(desk, broker):
+            await desk.commit(placed(n=count))
+            await until(lambda broker=broker, n=count: n in broker.numbers())
+    caplog.clear()
+
+    async with relaying(desk, second):
+        await until(lambda: 4 in second.numbers())
+
+    assert "the URL names another broker, which has an older part of it" in caplog.text
+
+
+@pytest.mark.usefixtures("comparing")
 async def test_relay_pointed_at_another_broker_names_both_reasons_and_the_remedy(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:

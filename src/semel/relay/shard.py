@@ -361,7 +361,8 @@ class Shard:
     def _loss(self, sent: Sent, had: Tail) -> str:
         return (
             f"the broker has lost the end of {self._called(sent.topic)}, from position "
-            f"{had.position} back to {sent.tail.position}"
+            f"{had.position} back to {sent.tail.position} (or the URL names another broker, which "
+            "has an older part of it: a second broker needs a relay with a name of its own)"
         )
 
     def _absence(self, sent: Sent, had: Tail) -> str:
