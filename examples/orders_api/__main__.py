@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -71,7 +72,8 @@ def main() -> None:
 
     shown = pasteable(sa.make_url(os.environ["ORDERS_URL"]))
     url = f"http://127.0.0.1:{args.port}"
-    print(HINT.format(url=url, database=shown, python=sys.executable), flush=True)
+    python = shlex.quote(sys.executable)
+    print(HINT.format(url=url, database=shlex.quote(shown), python=python), flush=True)
     uvicorn.run("shop:app", host="127.0.0.1", port=args.port, app_dir=str(HERE))
 
 

@@ -183,7 +183,7 @@ def test_a_page_shows_its_snippets_as_they_are(page):
 
 
 def pasted():
-    """What a reader has who pastes all parts of a snippet, where a page shows its beginning."""
+    """Return each snippet as all its parts on a page, where the page shows its beginning."""
     for page in PAGES:
         shown = {}
         for block in blocks(page):

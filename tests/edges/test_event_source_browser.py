@@ -117,7 +117,7 @@ def test_finished_job_is_asked_for_once(page, served, publisher):
 
 
 def test_finished_job_whose_end_was_seen_is_asked_for_twice(page, served, publisher, store):
-    """The stream's answer is 204, of which a page hears nothing: it looks at the state."""
+    """The stream's answer is 204. The page does not learn the status, so it gets the state."""
     finish(publisher)
     follow(page, cursor=end_of(store))
     assert wait_until_over(page) == 200

@@ -73,15 +73,16 @@ def gateway(
         typer.Option(
             metavar="TIME",
             show_default=False,
-            help="How long a ticket is good, as Tickets(within_s=) of its issuer has it; else 30s.",
+            help="The within_s of Tickets in the program that issues them; a used ticket is "
+            "remembered for twice as long. Default: 30s.",
         ),
     ] = "",
     reauthorise: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="How often --authorise is asked again while a viewer is connected; forever: never "
-            "again.",
+            help="Interval between calls of --authorise for a connected viewer; forever: it is "
+            "called only at the connect.",
         ),
     ] = "1m",
     cors: Annotated[
@@ -119,12 +120,14 @@ def gateway(
         int, typer.Option(help="Connections of one principal at once.", min=1)
     ] = LIMITS.per_principal,
     accepts_per_s: Annotated[
-        float, typer.Option(help="New streams in a second, with twice as many at once.")
+        float,
+        typer.Option(help="New streams per second on average; a burst may have twice as many."),
     ] = LIMITS.accepts_per_s,
     behind_events: Annotated[
         int,
         typer.Option(
-            help="Events that wait for a viewer that reads nothing, before it is disconnected.",
+            help="Events that may wait for a viewer that reads nothing. With more, it is "
+            "disconnected.",
             min=1,
         ),
     ] = LIMITS.behind_events,

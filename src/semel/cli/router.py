@@ -58,7 +58,8 @@ def router(
             min=0,
             max=MOST_SEQ // 2,
             show_default=False,
-            help="The number from which its events end a job, as in Stages(final=51); else all do.",
+            help="Number from which an event of the last stage ends a job, as in Stages(final=51). "
+            "Default: each event of the last stage ends it.",
         ),
     ] = None,
     name: Annotated[
