@@ -660,7 +660,7 @@ def test_tables_are_missing_then_made_then_in_order(request, kind, tmp_path):
 
     made = semel_cli("db", "init", url)
     assert made.exit_code == 0
-    assert "schema version ledger 1, outbox 2, inbox 1, log 1, in order" in made.stdout
+    assert "schema version ledger 2, outbox 2, inbox 1, log 1, in order" in made.stdout
     assert semel_cli("db", "init", url).exit_code == 0
     assert answer("db", "upgrade", url)["ok"]
     assert answer("db", "check", url) == IN_ORDER

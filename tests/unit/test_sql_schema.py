@@ -6,18 +6,28 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
 from semel.colour import SYNC, run
-from semel.errors import SettingsError, StoreUnavailableError
+from semel.errors import (
+    DuplicateExecutionError,
+    IdempotencyConflictError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from semel.http.sqlalchemy import SqlAlchemyIdempotency
+from semel.keys import make_key, new_attempt
 from semel.stores import SQLiteStore
 from semel.stores.sql import SQLStore, check, ddl, init, upgrade
-from semel.stores.sql.lines import open_engine, parse
+from semel.stores.sql.lines import open_engine, parse, with_driver
 from semel.stores.sql.schema import OUTBOX_TABLES, PARTS
+from semel.values import State, Terms
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "schema.md"
 
@@ -49,8 +59,8 @@ def test_init_makes_what_check_wants(url):
     assert init(url).problems == ()
     after = check(url)
     assert after.problems == ()
-    assert (after.version, after.exit_status) == (1, 0)
-    assert "ledger 1, outbox 2, inbox 1, log 1, as it should be" in str(after)
+    assert (after.version, after.exit_status) == (2, 0)
+    assert "ledger 2, outbox 2, inbox 1, log 1, as it should be" in str(after)
 
 
 @pytest.mark.parametrize("create", [False, True])
@@ -127,6 +137,104 @@ def test_check_names_a_column_of_another_type_and_an_index_elsewhere(postgres_ur
     assert any("ix_idempotency_expires is on ['fence']" in problem for problem in found)
 
 
+# --- rows of other programs ---------------------------------------------------------------------
+
+
+ID = "11" * 32
+ROW = (
+    "INSERT INTO idempotency (id, idempotency_key, tenant_id, operation) "
+    "VALUES ({}, 'order-1', 'shop', 'CreateOrder')"
+)
+
+
+def row_of_another_program(url, execute):
+    """A row with the columns that have no default, and the ledger's record of it."""
+    literal = f"decode('{ID}', 'hex')" if url.startswith("postgresql") else f"x'{ID}'"
+    execute(ROW.format(literal))
+    store = SQLStore(url)
+    record = run(store.ledger(SYNC).look(bytes.fromhex(ID)))
+    store.close()
+    return record
+
+
+def status_of(url):
+    engine = open_engine(parse(url))
+    with engine.connect() as connection:
+        status = connection.exec_driver_sql("SELECT status_code FROM idempotency").scalar_one()
+    engine.dispose()
+    return status
+
+
+def defaults_of(url):
+    engine = open_engine(parse(url))
+    columns = sa.inspect(engine).get_columns("idempotency")
+    engine.dispose()
+    return {column["name"]: column["default"] for column in columns if column["default"]}
+
+
+def test_row_of_another_program_is_a_pending_record_with_the_default_lease(url, execute):
+    init(url)
+    record = row_of_another_program(url, execute)
+    assert record.state == State.PENDING
+    assert (record.key.text, record.key.tenant, record.number) == ("order-1", "shop", 1)
+    assert abs(record.seen_at - record.created_at) < timedelta(minutes=1)
+    assert record.created_at == record.started_at
+    assert record.lease_until - record.created_at == timedelta(seconds=30)
+    assert status_of(url) == 200
+
+
+def test_row_of_the_ledger_has_no_status_before_it_is_completed(url):
+    init(url)
+    store = SQLStore(url)
+    claim = store.ledger(SYNC).claim(make_key("k"), attempt=new_attempt(), terms=Terms(lease_s=60))
+    run(claim)
+    store.close()
+    assert status_of(url) is None
+
+
+def test_first_ledger_is_told_so_and_upgraded_to_have_defaults(url, execute):
+    init(url)
+    new = defaults_of(url)
+    assert {"status_code", "state", "created_at", "started_at", "lease_until"} < new.keys()
+    if url.startswith("sqlite"):  # which cannot alter a column: the page says so
+        return
+    execute(
+        "ALTER TABLE idempotency "
+        + ", ".join(f"ALTER COLUMN {column} DROP DEFAULT" for column in new)
+    )
+    execute("UPDATE semel_schema SET version = 1 WHERE part = 'ledger'")
+    assert not defaults_of(url)
+    assert (
+        "ledger: schema version is 1, wanted 2; run `semel db upgrade URL`" in check(url).problems
+    )
+    assert upgrade(url).problems == ()
+    assert defaults_of(url) == new
+    assert row_of_another_program(url, execute).state == State.PENDING
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+def test_response_that_another_program_recorded_is_found_by_its_documented_id(request, database):
+    url = request.getfixturevalue({"postgresql": "postgres_url", "mysql": "mariadb_url"}[database])
+    init(url)
+    marked = rf"<!-- name: id-{database} -->\n```sql\n(.*?)```"
+    [block] = re.findall(marked, DOCS.read_text(), re.DOTALL)
+    engine = sa.create_engine(with_driver(parse(url), "sync"))
+    with Session(engine) as session:
+        connection = session.connection()
+        for statement in (*block.strip().split("\n\n"), "DROP FUNCTION semel_id"):
+            connection.exec_driver_sql(statement)
+        session.commit()
+        idempotency = SqlAlchemyIdempotency(session, tenant_id="shop")
+        found = idempotency.get_response("order-1")
+        assert (found.response, found.status_code) == ({"number": 1}, 201)
+        with pytest.raises(DuplicateExecutionError) as caught:
+            idempotency.lock(idempotency_key="order-1", operation="CreateOrder")
+        assert caught.value.result.response == {"number": 1}
+        with pytest.raises(IdempotencyConflictError):
+            idempotency.lock(idempotency_key="order-1", operation="Refund")
+    engine.dispose()
+
+
 # --- the outbox ---------------------------------------------------------------------------------
 
 
@@ -157,7 +265,7 @@ def first_outbox(url, execute):
 def test_a_database_without_the_outbox_is_told_so_and_upgraded(url, execute):
     older(url, execute)
     found = check(url)
-    assert found.version == 1
+    assert found.version == 2
     assert found.problems == (
         "outbox: schema version is 0, wanted 2; run `semel db upgrade URL`",
         *(f"table {table.name} is missing" for table in OUTBOX_TABLES),

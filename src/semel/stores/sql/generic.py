@@ -33,7 +33,7 @@ AGAIN: Any = object()
 TURNS = 4
 
 # A new row is a claim: it has no outcome, no steps and no past yet.
-LATER = ["response", "body", "outcome", "status_code", "steps", "past", "error", "completed_at"]
+LATER = ["response", "body", "outcome", "steps", "past", "error", "completed_at"]
 NEW = tuple(c for c in COLUMNS if c not in LATER)
 NEW_AT = tuple(COLUMNS.index(c) for c in NEW)
 UNCHANGED = "id = ? AND attempt = ? AND fence = ? AND state = ? AND lease_until = ?"

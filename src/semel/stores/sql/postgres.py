@@ -114,11 +114,11 @@ seen AS MATERIALIZED (
 ),
 fresh AS (
     INSERT INTO idempotency (
-        id, idempotency_key, tenant_id, operation, request_hash, state, attempt, fence, number,
-        hold, created_at, started_at, lease_until, expires_at
+        id, idempotency_key, tenant_id, operation, request_hash, status_code, state, attempt,
+        fence, number, hold, created_at, started_at, lease_until, expires_at
     )
-    SELECT DISTINCT ON (id) id, key, tenant, operation, hash, 'PENDING', attempt, stamp, 1,
-        hold, now, now, {LEASE_UNTIL}, {EXPIRES_AT}
+    SELECT DISTINCT ON (id) id, key, tenant, operation, hash, NULL::int, 'PENDING', attempt,
+        stamp, 1, hold, now, now, {LEASE_UNTIL}, {EXPIRES_AT}
     FROM seen, (SELECT {_us("now")} AS stamp FROM clock OFFSET 0) AS at
     WHERE sight = 'absent' ORDER BY id, n
     ON CONFLICT (id) DO NOTHING

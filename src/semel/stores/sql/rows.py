@@ -197,7 +197,11 @@ def split(outcome: Outcome, codec: str = "utf-8") -> tuple[str | None, bytes | N
 
 
 def joined(kind: Any, status: Any, response: Any, body: Any) -> Outcome:
-    """The outcome, to the byte; `ValueError` when it is none that we wrote."""
+    """The outcome, to the byte; `ValueError` if it cannot be one.
+
+    A row that another program has completed may have no kind.
+    """
+    kind = "value" if kind is None else kind
     if kind not in KINDS or (response is None and body is None):
         raise ValueError("a completed record without an outcome")
     data = bytes(body) if response is None else response.encode()

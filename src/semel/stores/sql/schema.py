@@ -38,6 +38,7 @@ from semel.stores.sql.tables import (
     Part,
     Table,
     column_line,
+    default,
     making,
     name_column,
     time_column,
@@ -51,29 +52,44 @@ VERSIONS = "semel_schema"
 # --- the tables ---------------------------------------------------------------------------------
 
 
+# MySQL takes a default of a TEXT column, and one that is computed, only in parentheses.
+NO_TEXT = default("''", mysql="('')")
+NOW = default(
+    "CURRENT_TIMESTAMP",
+    mysql="(UTC_TIMESTAMP(6))",
+    sqlite="(strftime('%Y-%m-%d %H:%M:%f000', 'now'))",
+)
+# The default lease of a guard. A program that renews no lease holds a key for as long.
+LEASE = default(
+    "(CURRENT_TIMESTAMP + INTERVAL '30 seconds')",
+    mysql="(UTC_TIMESTAMP(6) + INTERVAL 30 SECOND)",
+    sqlite="(strftime('%Y-%m-%d %H:%M:%f000', 'now', '+30 seconds'))",
+)
+
+# The defaults are for rows of other programs: the store writes all columns itself.
 COLUMNS = (
     Column("id", "BYTEA", "BINARY(32)", "BLOB"),
     Column("idempotency_key", "TEXT", "TEXT", "TEXT"),
     name_column("tenant_id"),
     Column("operation", "TEXT", "TEXT", "TEXT"),
-    Column("request_hash", "TEXT", "TEXT", "TEXT"),
+    Column("request_hash", "TEXT", "TEXT", "TEXT", more=NO_TEXT),
     # MariaDB's own JSON type refuses JSON that is nested deeper than 32 levels, and MySQL's
     # writes it anew: a result must come back to the byte, so there it is text.
     Column("response", "JSON", "LONGTEXT", "TEXT", null=True),
     Column("body", "BYTEA", "LONGBLOB", "BLOB", null=True),
     Column("outcome", "VARCHAR(8)", "VARCHAR(8)", "TEXT", null=True),
-    Column("status_code", "INTEGER", "INTEGER", "INTEGER", null=True),
-    Column("state", "VARCHAR(20)", "VARCHAR(20)", "TEXT"),
-    Column("attempt", "TEXT", "TEXT", "TEXT"),
-    Column("fence", "BIGINT", "BIGINT", "INTEGER"),
-    Column("number", "INTEGER", "INTEGER", "INTEGER"),
-    Column("hold", "BOOLEAN", "BOOLEAN", "BOOLEAN"),
+    Column("status_code", "INTEGER", "INTEGER", "INTEGER", null=True, more=default("200")),
+    Column("state", "VARCHAR(20)", "VARCHAR(20)", "TEXT", more=default("'PENDING'")),
+    Column("attempt", "TEXT", "TEXT", "TEXT", more=NO_TEXT),
+    Column("fence", "BIGINT", "BIGINT", "INTEGER", more=default("0")),
+    Column("number", "INTEGER", "INTEGER", "INTEGER", more=default("1")),
+    Column("hold", "BOOLEAN", "BOOLEAN", "BOOLEAN", more=default("FALSE", sqlite="0")),
     Column("steps", "TEXT", "LONGTEXT", "TEXT", null=True),
     Column("past", "TEXT", "LONGTEXT", "TEXT", null=True),
     Column("error", "TEXT", "LONGTEXT", "TEXT", null=True),
-    time_column("created_at"),
-    time_column("started_at"),
-    time_column("lease_until"),
+    time_column("created_at", more=NOW),
+    time_column("started_at", more=NOW),
+    time_column("lease_until", more=LEASE),
     time_column("completed_at", null=True),
     time_column("expires_at", null=True),
 )
@@ -276,6 +292,19 @@ INBOX_TABLES = (
     PARKED_AUDIT,
 )
 
+
+def _defaults(database: str) -> tuple[str, ...]:
+    """The second version of the ledger: rows of other programs are valid.
+
+    SQLite cannot alter a column. A table that the first version made there has no defaults.
+    """
+    if database == "sqlite":
+        return ()
+    columns = [column for column in LEDGER.columns if column.more]
+    alters = [f"ALTER COLUMN {c.name} SET{c.more[database]}" for c in columns]
+    return (f"ALTER TABLE {LEDGER.name} {', '.join(alters)}",)
+
+
 # Of the first version: each relay reads the newest rows by id, whoever's they are.
 UNUSED = "ix_event_outbox_shard"
 
@@ -306,7 +335,7 @@ def _versions(database: str) -> str:
 OUTBOX_TABLES = (OUTBOX, OUTBOX_SEQ, OUTBOX_CURSOR, OUTBOX_MARK)
 
 PARTS = (
-    Part("ledger", 1, (LEDGER,), {1: making(LEDGER)}),
+    Part("ledger", 2, (LEDGER,), {1: making(LEDGER), 2: _defaults}),
     Part("outbox", 2, OUTBOX_TABLES, {1: making(*OUTBOX_TABLES), 2: _readers}),
     Part("inbox", 1, INBOX_TABLES, {1: making(*INBOX_TABLES)}),
     LOG,

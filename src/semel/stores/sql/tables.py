@@ -70,8 +70,18 @@ class Part:
     steps: Mapping[int, Callable[[str], tuple[str, ...]]]
 
 
-def time_column(name: str, *, null: bool = False) -> Column:
-    return Column(name, "TIMESTAMP WITH TIME ZONE", "DATETIME(6)", "TEXT", null)
+def time_column(name: str, *, null: bool = False, more: Mapping[str, str] | None = None) -> Column:
+    return Column(name, "TIMESTAMP WITH TIME ZONE", "DATETIME(6)", "TEXT", null, more or {})
+
+
+def default(postgresql: str, *, mysql: str = "", sqlite: str = "") -> Mapping[str, str]:
+    """Return a column's default, which is the same in each database unless it is given."""
+    said = {
+        "postgresql": postgresql,
+        "mysql": mysql or postgresql,
+        "sqlite": sqlite or postgresql,
+    }
+    return {database: f" DEFAULT {what}" for database, what in said.items()}
 
 
 def name_column(name: str) -> Column:
