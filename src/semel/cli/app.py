@@ -430,7 +430,7 @@ def forget(
 def _about_forgetting(
     desk: Admin, url: str, key: str, identity: Identity
 ) -> tuple[admin.KeyLike | None, str]:
-    """Return the record to forget, None if there is none, and what a person is asked about it."""
+    """Return the record to forget, None if there is none, and the question about it."""
     try:
         story = desk.explain(key, **identity)
     except CorruptRecordError as error:
