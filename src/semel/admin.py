@@ -13,6 +13,7 @@ settled but the attempt that was read: its fence must still be the current one.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ __all__ = [
     "resolve",
     "sweep",
 ]
+
+log = logging.getLogger("semel")
 
 DAY_S = 86_400
 
@@ -196,11 +199,14 @@ async def _by_text(ledger: StoreLedger, key: KeyLike, identity: Identity) -> lis
     if not isinstance(key, str) or is_more_than_text or not keys.looks_default(key):
         return []
     found, after = list[bytes](), None
-    while page := await ledger.records(
-        tenant=identity.get("tenant", ""), operation=None, state=None, limit=1000, after=after
-    ):
-        found += [record.key.id for record in page if record.key.text == key]
-        after = page[-1].key.id
+    try:
+        while page := await ledger.records(
+            tenant=identity.get("tenant", ""), operation=None, state=None, limit=1000, after=after
+        ):
+            found += [record.key.id for record in page if record.key.text == key]
+            after = page[-1].key.id
+    except CorruptRecordError:
+        log.warning("semel: a damaged record has ended the search for %r; give its id", key)
     return found
 
 

@@ -16,7 +16,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from semel import keys
 from semel.attempt import CURRENT, Attempt, leave
@@ -731,6 +731,9 @@ def unwrap(result: Any) -> Any:
 
 class Unguarded(Call):
     """A body that runs without a claim. Its steps run, and nothing is recorded."""
+
+    def __init__(self, policy: Policy, colour: Colour, key: Key) -> None:
+        super().__init__(policy, cast("StoreLedger", None), colour, key, b"")
 
     async def go(self, body: Callable[[], Any]) -> Any:
         claim = Claim(self.key, self._attempt_id, b"", self.policy.terms)

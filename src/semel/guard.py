@@ -460,7 +460,7 @@ class _Guard:
 
     def _leave_out(self, parameter: str, error: SettingsError) -> None:
         """Log that a parameter is not compared; the key given by the caller identifies the call."""
-        about = "an argument is left out of the comparison, because key= identifies the call"
+        about = "a value is left out of the comparison, because the key identifies the call"
         self._warn_once(parameter, f"{about}: {error}")
 
     def _warn_once(self, about: str, text: str) -> None:
@@ -492,32 +492,41 @@ class _Guard:
         return guarded
 
     async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            key, fingerprint = self._identify(args, kwargs)
-        except _NoCommandKeyError as error:
-            if error.command_key is not self._key:  # of another guard, which a function called
-                raise
-            self._warn_of_missing_attribute(error.command)
+        identity = self._identity(args, kwargs)
+        if identity is None:
             key = keys.make_key(secrets.token_hex(16), operation=self._operation)
             return await self._run_unguarded(key, args, kwargs)
+        key, fingerprint = identity
         ledger = self._ledger()
         if self._policy.require:
             await self._check_requirements(ledger)
         call = Call(self._policy, ledger, self._colour, key, fingerprint)
+        answer = None
         try:
             answer = await call.ask()
         except StoreUnavailableError as error:
             if self._policy.on_unavailable == "raise" or call.has_record(error):
                 raise
             log.warning("semel: %r runs unguarded: %s", key.text, error)
+        if answer is None:  # outside of `except`, or errors of the body would name the outage
             return await self._run_unguarded(key, args, kwargs)
         if isinstance(answer, Done):
             return call.duplicate(answer)
         return await call.perform(answer, lambda: self._fn(*args, **kwargs))
 
     async def _run_unguarded(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Unguarded(self._policy, self._ledger(), self._colour, key, b"")
+        call = Unguarded(self._policy, self._colour, key)
         return await call.go(lambda: self._fn(*args, **kwargs))
+
+    def _identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes] | None:
+        """Return key and fingerprint; None for a command without a key."""
+        try:
+            return self._identify(args, kwargs)
+        except _NoCommandKeyError as error:
+            if error.command_key is not self._key:  # of another guard, which a function called
+                raise
+            self._warn_of_missing_attribute(error.command)
+            return None
 
     def _warn_of_missing_attribute(self, command: Any) -> None:
         """Log once that a command has no such attribute: its name may be misspelt."""

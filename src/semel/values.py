@@ -245,8 +245,8 @@ class Record:
 
     @property
     def holder(self) -> str:
-        """Host and process of the last attempt."""
-        return self.attempt.rpartition("/")[0]
+        """Host and process of the last attempt. A row that another program wrote names none."""
+        return self.attempt.rpartition("/")[0] or "another program"
 
 
 Survives: TypeAlias = Literal["process_crash", "power_loss", "failover"]

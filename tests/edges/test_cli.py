@@ -34,7 +34,7 @@ from support.cli_reference import REFERENCE, documented_fields
 
 PASSWORD = "s3kret/and@more"
 
-IN_ORDER = {"ok": True, "version": 1, "problems": [], "notes": []}
+IN_ORDER = {"ok": True, "version": 2, "problems": [], "notes": []}
 
 
 class CutOffError(BaseException):
@@ -490,6 +490,35 @@ def test_yes_is_yes_and_stdout_is_for_the_answer(filled):
     settled = answer("ledger", "resolve", filled, *VANISHED, "--value", "1", input="y\n")
 
     assert settled == {"resolved": True, "why": None}
+
+
+def vanished_invoice(url):
+    """A call with a default key that was claimed and never ended; its key."""
+    store = connect(url)
+
+    @idempotent(store=store, on_crash="hold")
+    def create_invoice(number):
+        return number
+
+    key = create_invoice.key_for(7)
+    terms = Terms(lease_s=0.001, takeover=False, hold=True)
+    run(store.ledger(SYNC).claim(key, attempt=new_attempt(), terms=terms))
+    store.close()
+    return key
+
+
+def test_text_of_a_default_key_names_a_record_only_where_a_person_has_seen_it(filled):
+    key = vanished_invoice(filled)
+    for verb, *how in (("resolve", "--retry"), ("forget",)):
+        refused = semel_cli("ledger", verb, filled, "create_invoice:number=7", *how, "--yes")
+        assert refused.exit_code == 1
+        assert f"give an id: {key.id.hex()}" in refused.stderr.replace("\n", " ")
+    explained = answer("ledger", "explain", filled, "create_invoice:number=7")
+    assert explained["key"] == "create_invoice:number=7"
+    time.sleep(0.01)
+    for verb, *how in (("resolve", "--retry"), ("forget",)):
+        done = semel_cli("ledger", verb, filled, "create_invoice:number=7", *how, input="y\n")
+        assert done.exit_code == 0, done.output
 
 
 def test_what_was_shown_is_what_is_settled(filled, monkeypatch):

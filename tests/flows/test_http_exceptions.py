@@ -276,6 +276,28 @@ async def test_response_that_lock_has_found_is_no_failure_of_the_handler(guarded
         assert (response.status_code, response.json()) == (201, {"order": 1})
 
 
+@dataclass
+class Payment:
+    status_code: int
+    response: str
+
+
+async def test_result_of_a_guard_with_a_status_code_is_not_sent_as_a_response(make_app):
+    @semel.idempotent(key="charge", store=MemoryStore(), on_duplicate="raise")
+    async def charge():
+        return Payment(201, "secret")
+
+    async def endpoint():
+        await charge()
+        return "charged"
+
+    app = make_app(endpoint)
+    assert (await post(app)).status_code == 200
+    again = await post(app)
+    assert name(again) == "duplicate"
+    assert "secret" not in again.text
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -287,7 +309,7 @@ async def test_response_that_lock_has_found_is_no_failure_of_the_handler(guarded
 async def test_problem_of_a_guarded_call_says_nothing_of_the_request(make_app, error):
     """The endpoint has no key of the request, and may have done something before the call."""
     said = (await post(make_app(raising(error)))).json()
-    for word in ("Idempotency-Key", "request", "method", "othing was done"):
+    for word in ("Idempotency-Key", "request", "method", "othing was done", "was not done"):
         assert word not in said["title"] + said["detail"]
 
 

@@ -441,6 +441,19 @@ async def test_steps_of_a_command_without_key_run_each_time(store, calls):
     assert run(store.ledger(SYNC).records(tenant=None, operation=None, state=None, limit=9)) == []
 
 
+def test_command_without_key_needs_no_store_and_its_errors_have_no_other_cause(monkeypatch):
+    monkeypatch.setenv("SEMEL_URL", "nonsense://")
+
+    @idempotent(operation="CreateOrder")
+    class Handler:
+        def handle(self, command):
+            raise ValueError("no funds")
+
+    with pytest.raises(ValueError, match="no funds") as caught:
+        Handler().handle({})
+    assert caught.value.__context__ is None
+
+
 def test_unguarded_command_may_raise_stop_iteration(store):
     @idempotent(operation="CreateOrder", store=store)
     class Handler:

@@ -215,6 +215,14 @@ def test_state_can_be_copied():
     assert state.user == "ann"
 
 
+def test_port_of_a_wsgi_client_can_be_an_int():
+    environ = environ_of() | {"REMOTE_PORT": 4711, "SERVER_PORT": 8443}
+    del environ["HTTP_HOST"]
+    found = wsgi.request_of(environ)
+    assert found.client == ("192.0.2.7", 4711)
+    assert found.url.netloc == "127.0.0.1:8443"
+
+
 def test_wsgi_server_on_a_unix_socket_has_no_client_and_no_port():
     environ = environ_of() | {"REMOTE_ADDR": "", "REMOTE_PORT": "", "SERVER_PORT": ""}
     del environ["HTTP_HOST"]

@@ -339,12 +339,14 @@ def resolve(
     identity = _identity(tenant, operation, per_operation, version, http)
     with _opened(url) as desk:
         story = desk.explain(key, **identity)
+        named: admin.KeyLike = key
         if story is not None and not yes:
             confirm(_about(url, story), _intent(settlement, status))
+            named = story.record.key
         # What was shown is what is settled, or nothing is.
         shown = None if story is None else story.record.fence
         answer = desk.resolve(
-            key,
+            named,
             settlement,
             fence=shown if fence is None else fence,
             ttl=ttl or None,

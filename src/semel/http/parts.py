@@ -125,7 +125,7 @@ class Client(NamedTuple):
 def client_of(raw: Mapping[str, Any]) -> Client | None:
     """Return the peer; None if the server does not know it, as on a Unix socket."""
     if "REMOTE_ADDR" in raw:
-        host, port = raw["REMOTE_ADDR"], raw.get("REMOTE_PORT", "")
+        host, port = raw["REMOTE_ADDR"], str(raw.get("REMOTE_PORT"))  # Werkzeug has an int
         return Client(host, int(port) if port.isdecimal() else 0) if host else None
     found = raw.get("client")
     return None if found is None else Client(*found)
@@ -150,7 +150,7 @@ def _server(raw: Mapping[str, Any], scheme: str) -> str:
     """Return where the server listens, as in a URL."""
     host, port = raw.get("server") or ("", None)
     if "SERVER_NAME" in raw:
-        host, port = raw["SERVER_NAME"], raw["SERVER_PORT"]
+        host, port = raw["SERVER_NAME"], str(raw["SERVER_PORT"])
         port = int(port) if port.isdecimal() else None
     if ":" in host:
         host = f"[{host}]"

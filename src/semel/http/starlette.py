@@ -14,6 +14,7 @@ handler may have done other things, and the request may have no `Idempotency-Key
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,10 @@ def _document(error: Any) -> Response:
 
 def _is_recorded(error: SemelError) -> bool:
     """Return whether this is the response that `SqlAlchemyIdempotency.lock` found."""
-    found = error.result if isinstance(error, DuplicateExecutionError) else None
-    return hasattr(found, "response") and hasattr(found, "status_code")
+    locking = sys.modules.get("semel.http.sqlalchemy")  # not imported where it is not used
+    if locking is None or not isinstance(error, DuplicateExecutionError):
+        return False
+    return isinstance(error.result, locking.IdempotencyRecord)
 
 
 def _keep_unrecorded(connection: HTTPConnection, error: SemelError, status: int) -> None:
@@ -153,8 +156,7 @@ DOCUMENTS: Mapping[type[SemelError], Response] = {
     ),
     StoreUnavailableError: protocol.described(
         *UNAVAILABLE,
-        "The store that knows whether the operation was done before did not answer, so the "
-        "operation was not done. Retry later.",
+        "The store did not answer, so it is not known whether the operation was done. Retry later.",
         retry_after=RETRY_S,
     ),
 }
