@@ -492,8 +492,12 @@ class _Guard:
         return guarded
 
     async def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        identity = self._identity(args, kwargs)
-        if identity is None:
+        identity = None
+        try:
+            identity = self._identify(args, kwargs)
+        except _NoCommandKeyError as error:
+            self._accept_no_key(error)
+        if identity is None:  # outside of `except`, or errors of the body would name this one
             key = keys.make_key(secrets.token_hex(16), operation=self._operation)
             return await self._run_unguarded(key, args, kwargs)
         key, fingerprint = identity
@@ -518,18 +522,11 @@ class _Guard:
         call = Unguarded(self._policy, self._colour, key)
         return await call.go(lambda: self._fn(*args, **kwargs))
 
-    def _identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, bytes] | None:
-        """Return key and fingerprint; None for a command without a key."""
-        try:
-            return self._identify(args, kwargs)
-        except _NoCommandKeyError as error:
-            if error.command_key is not self._key:  # of another guard, which a function called
-                raise
-            self._warn_of_missing_attribute(error.command)
-            return None
-
-    def _warn_of_missing_attribute(self, command: Any) -> None:
+    def _accept_no_key(self, error: _NoCommandKeyError) -> None:
         """Log once that a command has no such attribute: its name may be misspelt."""
+        if error.command_key is not self._key:  # of another guard, which a function called
+            raise error
+        command = error.command
         if isinstance(command, dict) or hasattr(command, "idempotency_key"):
             return
         self._warn_once(
