@@ -516,7 +516,6 @@ def test_text_of_a_default_key_names_a_record_only_where_a_person_has_seen_it(fi
         assert f"give an id: {key.id.hex()}" in refused.stderr.replace("\n", " ")
     explained = answer("ledger", "explain", filled, "create_invoice:number=7")
     assert explained["key"] == "create_invoice:number=7"
-    time.sleep(0.01)
     for verb, *how in (("resolve", "--retry"), ("forget",)):
         done = semel_cli("ledger", verb, filled, "create_invoice:number=7", *how, input="y\n")
         assert done.exit_code == 0, done.output

@@ -55,7 +55,7 @@ class Numbers:
         return self._pid == os.getpid()
 
     def signed(self, written: Written) -> Written:
-        """Add this publisher's token to the fingerprint: equal data of another one differ."""
+        """Add this publisher's token to the fingerprint, so that equal data of others differ."""
         return Written(written.entry, self._token + written.fingerprint)
 
     def highest(self, count: Count) -> int | None:

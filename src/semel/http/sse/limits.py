@@ -37,7 +37,7 @@ class Limits:
 
     def check(self) -> None:
         for name, number in asdict(self).items():
-            if not number > 0:  # nor is NaN
+            if not number > 0:  # also true of NaN
                 raise SettingsError(f"{name}={number}: a limit is more than 0")
 
 
